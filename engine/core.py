@@ -1,0 +1,387 @@
+"""The plain data that every layer of the engine shares: requests, steps, results, events.
+
+It knows neither torch nor time: instants come from a Clock, tensors stay inside the executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+PCM = NDArray[np.int16]
+"""Mono samples at ModelSpec.sample_rate, shape [samples]."""
+Codes = NDArray[np.int16]
+"""Codec ids, shape [frames, codebooks]."""
+
+
+class RequestError(ValueError):
+    """A request that cannot be served: says what was expected, what came, and what to do."""
+
+
+class Stage(StrEnum):
+    """A kind of device work. PREFILL and DECODE are the two phases of the backbone."""
+
+    TEXT = "text"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DEPTH = "depth"
+    CODEC = "codec"
+
+
+class Mode(StrEnum):
+    """The four prompt layouts of Breeze TTS 2."""
+
+    PLAIN = "plain"
+    DESIGN = "design"
+    CLONE = "clone"
+    DIRECTION = "direction"
+
+
+class FinishReason(StrEnum):
+    """Why a request's audio ended."""
+
+    END = "end"
+    """The model chose its end-of-speech class."""
+    LENGTH = "length"
+    """max_frames or the model's last position was reached."""
+    CANCELLED = "cancelled"
+
+
+class ErrorCode(StrEnum):
+    """Why a request failed; the names go over the wire unchanged."""
+
+    BAD_REQUEST = "bad_request"
+    TOO_LONG = "too_long"
+    BUSY = "busy"
+    ENGINE_DIED = "engine_died"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How codes are drawn. Temperature 0 is greedy; top_k 0 and top_p 1 are off.
+
+    `cfg_scale` None means the default of the request's mode. Raises RequestError on values out of range.
+    """
+
+    temperature: float = 0.9
+    depth_temperature: float = 0.9
+    top_k: int = 50
+    depth_top_k: int = 50
+    top_p: float = 1.0
+    depth_top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    cfg_scale: float | None = None
+    seed: int = 42
+    min_frames: int = 0
+    max_frames: int = 1500
+
+    def __post_init__(self) -> None:
+        scale = 1.0 if self.cfg_scale is None else self.cfg_scale
+        for name, value, low, high in (
+            ("temperature", self.temperature, 0.0, 10.0),
+            ("depth_temperature", self.depth_temperature, 0.0, 10.0),
+            ("top_k", self.top_k, 0, 2**31 - 1),
+            ("depth_top_k", self.depth_top_k, 0, 2**31 - 1),
+            ("top_p", self.top_p, 1e-6, 1.0),
+            ("depth_top_p", self.depth_top_p, 1e-6, 1.0),
+            ("repetition_penalty", self.repetition_penalty, 0.1, 10.0),
+            ("cfg_scale", scale, 0.0, 20.0),
+            ("seed", self.seed, 0, 2**63 - 1),
+            ("min_frames", self.min_frames, 0, self.max_frames),
+            ("max_frames", self.max_frames, 1, 2**31 - 1),
+        ):
+            if not low <= value <= high:  # also false for NaN
+                raise RequestError(f"{name} must be from {low} to {high}, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A recording to speak like: its transcript and its codec frames, each of `num_codebooks` ids."""
+
+    text: str
+    frames: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One utterance, as its caller asks for it.
+
+    `epoch` is the caller's: it comes back on every chunk, so that audio from before an interruption can be told.
+    `follows` is the request_id of the utterance that this one continues: it then has a known start, the end
+    of that one, instead of start priority.
+    """
+
+    text: str
+    sampling: SamplingParams
+    speaker: str = "S0"
+    instruction: str = ""
+    reference: Reference | None = None
+    epoch: int = 0
+    follows: int | None = None
+
+    @property
+    def mode(self) -> Mode:
+        if self.reference is None:
+            return Mode.DESIGN if self.instruction else Mode.PLAIN
+        return Mode.DIRECTION if self.instruction else Mode.CLONE
+
+
+@dataclass(frozen=True, slots=True)
+class TextSegment:
+    """Token ids that the text encoder sees alone, from its own position 0."""
+
+    ids: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceSegment:
+    """Reference frames; one audio-EOS position follows the last."""
+
+    frames: tuple[tuple[int, ...], ...]
+
+    @property
+    def length(self) -> int:
+        return len(self.frames) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """What one backbone sequence receives, in order."""
+
+    segments: tuple[TextSegment | ReferenceSegment, ...]
+
+    @property
+    def length(self) -> int:
+        return sum(segment.length for segment in self.segments)
+
+    @property
+    def text_tokens(self) -> int:
+        return sum(s.length for s in self.segments if isinstance(s, TextSegment))
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request's backbone sequences: one, or with guidance two (conditional, unconditional)."""
+
+    rows: tuple[PromptRow, ...]
+    cfg_scale: float = 1.0
+
+    @property
+    def length(self) -> int:
+        return max(row.length for row in self.rows)
+
+    @property
+    def text_tokens(self) -> int:
+        return sum(row.text_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What everybody outside the model's own file may know about it."""
+
+    name: str
+    licence: str
+    sample_rate: int
+    samples_per_frame: int
+    num_codebooks: int
+    max_positions: int
+    """Backbone positions a request may use, prompt and frames together."""
+    modes: frozenset[Mode]
+    sampling: SamplingParams
+    """The checkpoint's own defaults."""
+    max_text_chars: int = 2000
+
+    @property
+    def frame_seconds(self) -> float:
+        return self.samples_per_frame / self.sample_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of everything the engine holds. Slot 0 and page 0 belong to nobody and are not counted."""
+
+    num_slots: int = 8
+    """Backbone rows at once: a request takes one, with guidance two."""
+    num_pages: int = 512
+    page_size: int = 16
+    """Backbone positions a page."""
+    max_queued: int = 64
+    """Requests that wait for a slot; one more is refused as busy."""
+    max_prefill_tokens: int = 256
+    """Prompt positions of one request in one prefill step."""
+    max_lead: float = 4.0
+    """Seconds of audio ahead of the playhead beyond which a stream is held between two chunks, on an idle engine too:
+    a barge-in then wastes little. Not for a request that never had a playhead, like a file that is written."""
+    max_batch: Mapping[Stage, int] = field(default_factory=lambda: dict.fromkeys(Stage, 8))
+    """Requests a step, by stage."""
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    """The ladder of batch shapes: a step with fewer requests is padded to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """All that the executor needs to know of a request, handed over with its text step."""
+
+    prompt: Prompt
+    sampling: SamplingParams
+    pages: tuple[tuple[int, ...], ...]
+    """Page ids, one tuple for each of the prompt's rows, enough for prompt and frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part of a step.
+
+    start and count are positions in the prompt for PREFILL, frame indices for DECODE (the frame that is fed back),
+    DEPTH (the frame that is made) and CODEC (the frames that become audio); TEXT has 0 and its token count.
+    """
+
+    request_id: int
+    slots: tuple[int, ...]
+    """One slot for each of the prompt's rows; the first also holds depth, codec and sampling state."""
+    start: int = 0
+    count: int = 1
+    final: bool = False
+    """PREFILL only: the prompt ends here, so code 0 of frame 0 is drawn."""
+    admission: Admission | None = None
+    """TEXT only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One unit of device work: one stage for some requests. All rows of a CODEC step have the same count."""
+
+    stage: Stage
+    rows: tuple[Row, ...]
+
+    @property
+    def batch(self) -> int:
+        return len(self.rows)
+
+    @property
+    def length(self) -> int:
+        """The longest row: tokens for TEXT and PREFILL, frames for CODEC, 1 elsewhere."""
+        return max(row.count for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What comes back from the device, a value a row; empty where the stage has nothing to say."""
+
+    ended: tuple[bool, ...] = ()
+    """PREFILL and DECODE: code 0 was the end of speech (False for a prefill that is not final)."""
+    pcm: tuple[PCM, ...] = ()
+    """CODEC."""
+    codes: tuple[Codes, ...] = ()
+    """CODEC: the frames that the audio was made from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A tokenised request enters."""
+
+    request_id: int
+    prompt: Prompt
+    sampling: SamplingParams
+    epoch: int = 0
+    follows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nothing more of this request is wanted. Unknown and finished ids are ignored."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Playhead:
+    """Where the listener's playback clock stands in one request's audio; never in one that waits behind another.
+
+    played_samples were played at instant `at` (the engine's clock, CLOCK_MONOTONIC); while `running` is false the clock
+    stands still (paused, rebuffering). `jitter` is how late, in seconds, deliveries to this listener may come.
+    """
+
+    request_id: int
+    played_samples: int
+    at: float
+    running: bool = True
+    jitter: float = 0.0
+
+
+Event = Submit | Cancel | Playhead
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """PCM handed over. Chunks of a request come in order, each frame once.
+
+    `final` is set where the end was known when the chunk was made. The model may also choose it after everything was
+    handed over, or before the first frame: the end of a stream is Finished (or Failed), which follows in every case.
+    """
+
+    request_id: int
+    epoch: int
+    first_frame: int
+    pcm: PCM
+    codes: Codes
+    slack: float
+    """Seconds between the predicted arrival of the next chunk and the instant at which the audio delivered so far runs
+    out, if it is played without a pause from its first delivery (or as the playhead says). Infinity on the last."""
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """Instants and costs of one request. TTFA = first_chunk_at - submitted_at; RTF = compute_seconds / audio."""
+
+    submitted_at: float
+    first_chunk_at: float | None
+    finished_at: float
+    num_frames: int
+    """Frames handed over as audio."""
+    audio_seconds: float
+    stage_seconds: Mapping[Stage, float]
+    """Time of the steps that this request took part in, shared steps divided by their rows."""
+
+    @property
+    def ttfa(self) -> float | None:
+        return None if self.first_chunk_at is None else self.first_chunk_at - self.submitted_at
+
+    @property
+    def rtf(self) -> float | None:
+        return sum(self.stage_seconds.values()) / self.audio_seconds if self.audio_seconds else None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last word on a request that was served."""
+
+    request_id: int
+    epoch: int
+    reason: FinishReason
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last word on a request that was not, or not fully, served."""
+
+    request_id: int
+    epoch: int
+    code: ErrorCode
+    message: str
+    retry_after: float | None = None
+    """Seconds after which a busy engine may have room."""
+
+
+Output = Chunk | Finished | Failed
