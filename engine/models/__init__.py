@@ -1,0 +1,90 @@
+"""Finds the file here that speaks a checkpoint folder's model, and says what every such file offers.
+
+It knows no model: a file belongs to a model because it says so in MODEL_TYPE.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.codec import CodecDecoder, CodecState
+from engine.core import Limits, ModelSpec, Prompt, Request
+from engine.kv_cache import PagedKV
+from engine.sampling import SamplingRows, SamplingState
+from engine.weights import CheckpointError, read_json
+
+
+@dataclass(slots=True)
+class State:
+    """All that outlives a step in the model: tensors with a leading slots dimension, updated in place."""
+
+    kv: PagedKV
+    sampling: SamplingState
+    codec: CodecState
+
+
+class Model(Protocol):
+    """What the executor calls. Nothing here synchronises with the device.
+
+    B requests are R = B sequences, or R = 2B: all conditional ones, then all unconditional ones in the same order.
+    T positions, K codebooks, H = `width`.
+    """
+
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def codec(self) -> CodecDecoder: ...
+
+    def prompt(self, request: Request) -> Prompt:
+        """What the backbone shall receive for the request. Raises RequestError."""
+
+    def new_state(self, limits: Limits) -> State:
+        """State for `limits`, with page 0 and slot 0 besides, which belong to nobody."""
+
+    def encode_text(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """ids [B, T], of which lengths [B] >= 1 are real -> [B, T, H]."""
+
+    def embed_frames(self, codes: Tensor) -> Tensor:
+        """codes [..., K] -> [..., H]."""
+
+    def backbone(
+        self, embeds: Tensor, positions: Tensor, valid: Tensor, kv: PagedKV, slots: Tensor, num_pages: int
+    ) -> Tensor:
+        """embeds [R, T, H], positions and valid [R, T], slots [R] -> [R, T, H]; valid ones enter kv."""
+
+    def first_code(self, hidden: Tensor, rows: SamplingRows, frame: Tensor) -> Tensor:
+        """hidden [R, H] of each sequence's last position, frame [B] -> code 0 of that frame, [B]."""
+
+    def frame(self, hidden: Tensor, code0: Tensor, rows: SamplingRows, frame: Tensor) -> Tensor:
+        """hidden [R, H], code0 [B], frame [B] -> the frame's codes [B, K]."""
+
+    def is_end(self, code0: Tensor) -> Tensor:
+        """code0 [B] -> bool [B], true where speech ends and there is no frame."""
+
+
+def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Model:
+    """Loads a checkpoint folder. Raises CheckpointError when it is damaged, incomplete or foreign."""
+    model_type = read_json(folder / "config.json").get("model_type")
+    files = {module.MODEL_TYPE: module for module in _files()}
+    if model_type not in files:
+        known = ", ".join(sorted(files))
+        raise CheckpointError(f"{folder}: expected a model_type of {known}, found {model_type!r}; give such a voice")
+    model: Model = files[model_type].load(folder, device=device, dtype=dtype)
+    return model
+
+
+def _files() -> list[Any]:
+    return [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]

@@ -1,0 +1,442 @@
+"""Breeze TTS 2: reads its checkpoint folder, lays out its prompts and offers the five functions of a model.
+
+It does not know batches, slots or when a function is called: the executor does. Source: the official model card
+and code, breezeblue-ai/breeze-tts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from engine.backbone import Backbone, BackboneConfig
+from engine.codec import UNUSED, CodecConfig, CodecDecoder
+from engine.core import (
+    Limits,
+    Mode,
+    ModelSpec,
+    Prompt,
+    PromptRow,
+    Reference,
+    ReferenceSegment,
+    Request,
+    RequestError,
+    SamplingParams,
+    TextSegment,
+)
+from engine.depth import DepthConfig, DepthDecoder
+from engine.kv_cache import PagedKV
+from engine.models import State
+from engine.sampling import SamplingRows, SamplingState, draw, guide, penalise, uniforms
+from engine.text import TextConfig, TextEncoder
+from engine.weights import WHOLE_FOLDER, CheckpointError, read_json, stored
+from engine.weights import load as load_weights
+
+MODEL_TYPE = "breeze"
+LICENCE = "Breeze TTS 2 weights and their outputs: research and non-commercial use only"
+"""Of the published weights, and so of every folder that does not name a licence of its own."""
+GUIDED_SCALE = 4.0
+"""Guidance where there is an instruction and nobody says otherwise."""
+MAX_TEXT_CHARS = 2000
+"""Beyond it no text leaves room for its own speech."""
+SPEAKERS = tuple(f"S{i}" for i in range(10))
+INS_BOS, INS_EOS = "<ins_bos>", "<ins_eos>"
+AUDIO_MARKS = ("<|AUDIO|>", "<|audio_eos|>")
+"""The official code finds reference audio by these, so no text may hold them."""
+
+SKIPPED = (
+    "embed_text_tokens.weight",  # the backbone reads text states, never token ids
+    "codec_model.*",  # a codec of another family, unused
+    "backbone_model.embed_tokens.embed_audio_tokens.weight",  # a copy of the depth decoder's table
+    "audio_tokenizer.encoder.*",  # reference audio to codes: another stage
+    *UNUSED,
+)
+FLOAT32 = ("lm_head.*", "depth_decoder.codebooks_head*", "audio_tokenizer.*")
+ONLY = {
+    "backbone_model_type": "qwen3",
+    "text_encoder_proj_type": "linear",
+    "tie_codebooks_embeddings": True,
+    "codebook_eos_token_id": 0,
+}
+"""Options with one value here."""
+OFFICIAL_SAMPLING: Mapping[str, tuple[str, Any]] = {
+    "temperature": ("temperature", 0.9),
+    "depth_temperature": ("depth_decoder_temperature", 0.9),
+    "top_k": ("top_k", 50),
+    "depth_top_k": ("depth_decoder_top_k", 50),
+    "top_p": ("top_p", 1.0),
+    "depth_top_p": ("depth_decoder_top_p", 1.0),
+    "repetition_penalty": ("repetition_penalty", 1.1),
+    "cfg_scale": ("guidance_scale", None),
+    "min_frames": ("min_new_tokens", 0),
+    "max_frames": ("max_new_tokens", 1500),
+}
+"""SamplingParams' fields: their keys in generation_config.json, and the official values where that is silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreezeConfig:
+    """The stages' dimensions, as the folder says them."""
+
+    text: TextConfig
+    backbone: BackboneConfig
+    depth: DepthConfig
+    codec: CodecConfig
+
+
+class Breeze(nn.Module):
+    """The model; parameter names as in the checkpoint, the codec's with the folder's name before them.
+
+    Every function takes B requests as R sequences: R = B, or R = 2B, all conditional ones and then all
+    unconditional ones in the same order. H = width, K = codebooks, V = vocab_size.
+    """
+
+    reserved: Tensor
+    """[V + 1] bool: ids of code 0 that are neither a code nor the end."""
+    end: Tensor
+    """[V + 1] bool: the end."""
+
+    def __init__(self, config: BreezeConfig, spec: ModelSpec, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.config = config
+        self.spec = spec
+        self.layouts = Layouts(tokenizer, spec, config.codec.codebook_size)
+        self.text_encoder = TextEncoder(config.text)
+        self.text_encoder_proj = nn.Linear(config.text.hidden_size, config.backbone.hidden_size, bias=False)
+        self.backbone_model = Backbone(config.backbone)
+        self.lm_head = nn.Linear(config.backbone.hidden_size, self.end_id + 1, bias=False)
+        self.depth_decoder = DepthDecoder(config.depth)
+        self.audio_tokenizer = nn.ModuleDict({"decoder": CodecDecoder(config.codec)})
+        classes = torch.arange(self.end_id + 1, device="cpu")
+        reserved = (classes >= config.codec.codebook_size) & (classes < self.end_id)
+        self.register_buffer("reserved", reserved, persistent=False)
+        self.register_buffer("end", classes == self.end_id, persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.text_encoder_proj.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of everything but heads and codec, which are fp32."""
+        return self.text_encoder_proj.weight.dtype
+
+    @property
+    def width(self) -> int:
+        return self.config.backbone.hidden_size
+
+    @property
+    def codec(self) -> CodecDecoder:
+        decoder = self.audio_tokenizer["decoder"]
+        assert isinstance(decoder, CodecDecoder)
+        return decoder
+
+    @property
+    def end_id(self) -> int:
+        """The class of code 0 that ends speech: one beyond the vocabulary of codes and reserved ids."""
+        return self.config.depth.vocab_size
+
+    def prompt(self, request: Request) -> Prompt:
+        """What the backbone shall receive for the request. Raises RequestError."""
+        return self.layouts.prompt(request)
+
+    def new_state(self, limits: Limits) -> State:
+        """State for `limits`, with page 0 and slot 0 besides, which belong to nobody."""
+        slots = limits.num_slots + 1
+        kv = PagedKV.allocate(
+            self.config.backbone,
+            num_pages=limits.num_pages + 1,
+            page_size=limits.page_size,
+            num_slots=slots,
+            max_positions=self.spec.max_positions,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        sampling = SamplingState.allocate(slots, self.end_id + 1, self.device)
+        return State(kv, sampling, self.codec.init_state(slots, self.device))
+
+    def encode_text(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """ids [B, T], of which lengths [B] >= 1 are real -> [B, T, H]."""
+        states: Tensor = self.text_encoder_proj(self.text_encoder(ids, lengths))
+        return states
+
+    def embed_frames(self, codes: Tensor) -> Tensor:
+        """codes [..., K] -> [..., H]: the backbone's audio table is the depth decoder's."""
+        return self.depth_decoder.embed_frames(codes)
+
+    def backbone(
+        self, embeds: Tensor, positions: Tensor, valid: Tensor, kv: PagedKV, slots: Tensor, num_pages: int
+    ) -> Tensor:
+        """embeds [R, T, H], positions and valid [R, T], slots [R] -> [R, T, H]; valid ones enter kv."""
+        states: Tensor = self.backbone_model(embeds, positions, valid, kv, slots, num_pages)
+        return states
+
+    def first_code(self, hidden: Tensor, rows: SamplingRows, frame: Tensor) -> Tensor:
+        """hidden [R, H] of each sequence's last position, frame [B] -> code 0 of that frame, [B]."""
+        scores = self.first_scores(self.first_logits(hidden), rows, frame)
+        return draw(scores, rows.first, uniforms(rows.seed, frame, 1)[:, 0])
+
+    def first_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [R, H] -> the head's word on code 0 and the end of speech, [R, V + 1] fp32."""
+        logits: Tensor = self.lm_head(hidden.float())
+        return logits
+
+    def first_scores(self, logits: Tensor, rows: SamplingRows, frame: Tensor) -> Tensor:
+        """logits [R, V + 1] -> [B, V + 1]: guided, then penalised, then without what may not be drawn."""
+        scores = guided(logits, rows)
+        if rows.any_penalty:
+            scores = penalise(scores, rows.seen, rows.repetition_penalty)
+        banned = self.reserved
+        if rows.any_min_frames:
+            banned = banned | self.end & (frame < rows.min_frames)[:, None]
+        return scores.masked_fill(banned, -torch.inf)
+
+    def frame(self, hidden: Tensor, code0: Tensor, rows: SamplingRows, frame: Tensor) -> Tensor:
+        """hidden [R, H], code0 [B], frame [B] -> the frame's codes [B, K]."""
+        uniform = uniforms(rows.seed, frame, self.spec.num_codebooks)
+
+        def choose(logits: Tensor, codebook: int) -> Tensor:
+            # Reserved ids are the last ones: left out, they cannot be drawn.
+            scores = guided(logits, rows)[:, : self.config.codec.codebook_size]
+            return draw(scores, rows.depth, uniform[:, codebook])
+
+        codes: Tensor = self.depth_decoder(hidden, code0, choose)
+        return codes
+
+    def is_end(self, code0: Tensor) -> Tensor:
+        """code0 [B] -> bool [B], true where speech ends and there is no frame."""
+        return code0 == self.end_id
+
+
+def guided(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """logits [R, V] -> [B, V]: the two sequences of each request as one, if there are two."""
+    if logits.shape[0] == rows.cfg_scale.shape[0]:
+        return logits
+    conditional, unconditional = logits.chunk(2)
+    return guide(conditional, unconditional, rows.cfg_scale)
+
+
+class Layouts:
+    """Turns requests into prompts: the four layouts, and everything that a request can get wrong."""
+
+    def __init__(self, tokenizer: Tokenizer, spec: ModelSpec, codebook_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._spec = spec
+        self._codebook_size = codebook_size
+        self._unknown_id = unknown_id(tokenizer)
+        # A tag that the tokenizer does not know as one token, or drop, would be read aloud.
+        self._speakers = [name for name in SPEAKERS if len(self._bare_ids(f"[{name}]")) <= 1]
+
+    def prompt(self, request: Request) -> Prompt:
+        """One row, or with guidance two: the second lacks the instruction. Raises RequestError."""
+        self._check(request)
+        scale = self._scale(request)
+        rows = self._rows(request, scale)
+        prompt = Prompt(rows, scale if len(rows) > 1 else 1.0)
+        if prompt.length + 1 > self._spec.max_positions:
+            raise RequestError(
+                f"prompt must leave room for a frame within {self._spec.max_positions} positions, "
+                f"got {prompt.length} of them; send less text or a shorter reference"
+            )
+        return prompt
+
+    def _scale(self, request: Request) -> float:
+        """1 without an instruction: both rows would be the same."""
+        if not request.instruction:
+            return 1.0
+        asked = request.sampling.cfg_scale
+        return GUIDED_SCALE if asked is None else asked
+
+    def _rows(self, request: Request, scale: float) -> tuple[PromptRow, ...]:
+        if scale == 0.0:
+            return (self._row(request, ""),)
+        instructed = self._row(request, request.instruction)
+        return (instructed,) if scale == 1.0 else (instructed, self._row(request, ""))
+
+    def _row(self, request: Request, instruction: str) -> PromptRow:
+        tag = self._tag(request.speaker)
+        span = f"{INS_BOS}{instruction}{INS_EOS}" if instruction else ""
+        speech = self._segment(f"{tag}{span}{request.text}")
+        if request.reference is None:
+            return PromptRow((speech,))
+        transcript = self._segment(f"{tag}{request.reference.text}")
+        return PromptRow((transcript, ReferenceSegment(request.reference.frames), speech))
+
+    def _tag(self, speaker: str) -> str:
+        tags = {"": ""} | {form: f"[{name}]" for name in self._speakers for form in (name, f"[{name}]")}
+        if speaker not in tags:
+            known = ", ".join(self._speakers)
+            raise RequestError(f"speaker must be one of {known} or empty, got {speaker!r}; choose one of them")
+        return tags[speaker]
+
+    def _segment(self, text: str) -> TextSegment:
+        return TextSegment(tuple(self._tokenizer.encode(text).ids))
+
+    def _bare_ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _check(self, request: Request) -> None:
+        if request.mode not in self._spec.modes:
+            known = ", ".join(sorted(self._spec.modes))
+            raise RequestError(
+                f"voice {self._spec.name} knows the modes {known}, got a request of mode {request.mode}; "
+                "leave out the instruction (design, direction) or the reference (clone, direction)"
+            )
+        self._check_text("text", request.text)
+        if request.instruction:
+            self._check_text("instruction", request.instruction)
+        if request.reference is not None:
+            self._check_text("reference text", request.reference.text)
+            self._check_frames(request.reference)
+
+    def _check_text(self, what: str, text: str) -> None:
+        limit = self._spec.max_text_chars
+        if len(text) > limit:
+            raise RequestError(f"{what} must have at most {limit} characters, got {len(text)}; send it in parts")
+        for mark in AUDIO_MARKS:
+            if mark in text:
+                raise RequestError(f"{what} must not hold {mark}, which marks audio in the prompt; take it out")
+        if unknown := ", ".join(map(repr, self._unreadable(text))):
+            raise RequestError(f"{what} must be text that the voice can read, got {unknown}; take that out")
+        if not text.strip() or not self._bare_ids(text):
+            raise RequestError(f"{what} must hold something to say, got {text!r}; send words")
+
+    def _unreadable(self, text: str) -> list[str]:
+        """What of the text the tokenizer cannot encode."""
+        if lone := {c for c in text if "\ud800" <= c <= "\udfff"}:  # halves of UTF-16 pairs
+            return sorted(lone)
+        if self._unknown_id is None:
+            return sorted(c for c in set(text) if not self._encodes(c))
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
+        return sorted({text[start:end] for id_, (start, end) in pairs if id_ == self._unknown_id})
+
+    def _encodes(self, character: str) -> bool:
+        """False if the character silently has no token, though nobody meant it to be dropped."""
+        normalizer = self._tokenizer.normalizer
+        kept = normalizer.normalize_str(character) if normalizer else character
+        return not kept.strip() or bool(self._bare_ids(character))
+
+    def _check_frames(self, reference: Reference) -> None:
+        books, size = self._spec.num_codebooks, self._codebook_size
+        if not reference.frames:
+            raise RequestError("reference must have at least one frame of codes, got none; send a recording's codes")
+        for i, frame in enumerate(reference.frames):
+            if len(frame) != books or not all(0 <= code < size for code in frame):
+                raise RequestError(
+                    f"reference frame {i} must have {books} codes from 0 to {size - 1}, got {list(frame)}; "
+                    "encode the reference with this voice's codec"
+                )
+
+
+def unknown_id(tokenizer: Tokenizer) -> int | None:
+    """The id that stands for what the vocabulary lacks, if there is one."""
+    token = getattr(tokenizer.model, "unk_token", None)
+    return None if token is None else tokenizer.token_to_id(token)
+
+
+def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Breeze:
+    """Loads a checkpoint folder of the official layout. Raises CheckpointError on whatever is wrong with it."""
+    main, audio = read_json(folder / "config.json"), read_json(folder / "audio_tokenizer" / "config.json")
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    try:
+        config = read_config(folder, main, audio)
+        spec = read_spec(folder, main, audio, config, tokenizer)
+    except KeyError as error:
+        raise CheckpointError(f"{folder}: its configs lack {error}; {WHOLE_FOLDER}") from error
+    except (TypeError, AttributeError, RequestError) as error:
+        raise CheckpointError(f"{folder}: its configs hold a wrong value ({error}); {WHOLE_FOLDER}") from error
+    with torch.device("meta"):
+        model = Breeze(config, spec, tokenizer)
+    codec = {f"audio_tokenizer.{name}": tensor for name, tensor in stored(folder / "audio_tokenizer").items()}
+    tensors = stored(folder) | codec
+    return load_weights(model, tensors, dtype=dtype, device=device, skip=SKIPPED, float32=FLOAT32).eval()
+
+
+def load_tokenizer(file: Path) -> Tokenizer:
+    """The tokenizer, without padding or truncation. Raises CheckpointError."""
+    if not file.is_file():
+        raise CheckpointError(f"{file}: is not there; {WHOLE_FOLDER}")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{file}: damaged, expected a tokenizer ({error}); fetch it again") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def read_config(folder: Path, main: Mapping[str, Any], audio: Mapping[str, Any]) -> BreezeConfig:
+    """The stages' dimensions. The top level's own dimensions describe another backbone and are not read."""
+    for key, only in ONLY.items():
+        if main.get(key, only) != only:
+            raise CheckpointError(f"{folder}: config's {key} must be {only!r}, found {main[key]!r}; use such a voice")
+    config = BreezeConfig(
+        TextConfig.from_dict(main["text_encoder_config"]),
+        BackboneConfig.from_dict(main["backbone_config"]),
+        DepthConfig.from_dict(main["depth_decoder_config"]),
+        CodecConfig.from_dict(audio["decoder_config"]),
+    )
+    width, depth, codec = config.backbone.hidden_size, config.depth, config.codec
+    for what, values in {
+        "backbone width": (width, main["hidden_size"], main["audio_embed_size"], depth.backbone_hidden_size),
+        "vocab_size": (main["vocab_size"], depth.vocab_size),
+        "number of codebooks": (main["num_codebooks"], depth.num_codebooks, codec.num_codebooks),
+        "codebook_size": (main["codec_config"]["codebook_size"], codec.codebook_size),
+    }.items():
+        if len(set(values)) > 1:
+            raise CheckpointError(f"{folder}: its configs must agree on {what}, found {values}; {WHOLE_FOLDER}")
+    return config
+
+
+def read_spec(
+    folder: Path, main: Mapping[str, Any], audio: Mapping[str, Any], config: BreezeConfig, tokenizer: Tokenizer
+) -> ModelSpec:
+    """What everybody may know of the voice."""
+    last_id, size = max(tokenizer.get_vocab().values()), config.text.vocab_size
+    if last_id >= size:
+        raise CheckpointError(f"{folder}: tokenizer.json must have ids below {size}, found {last_id}; {WHOLE_FOLDER}")
+    max_positions = min(main["max_position_embeddings"], config.backbone.max_positions)
+    return ModelSpec(
+        name=main.get("name") or folder.resolve().name,
+        licence=main.get("license") or LICENCE,
+        sample_rate=audio["output_sample_rate"],
+        samples_per_frame=config.codec.samples_per_frame,
+        num_codebooks=config.depth.num_codebooks,
+        max_positions=max_positions,
+        modes=read_modes(main, tokenizer),
+        sampling=read_sampling(folder),
+        max_text_chars=min(MAX_TEXT_CHARS, max_positions),
+    )
+
+
+def read_modes(main: Mapping[str, Any], tokenizer: Tokenizer) -> frozenset[Mode]:
+    """References need an audio token, instructions the two tokens around them."""
+    reference = main.get("audio_token_id") is not None
+    instruction = None not in (tokenizer.token_to_id(INS_BOS), tokenizer.token_to_id(INS_EOS))
+    needs = {
+        Mode.PLAIN: True,
+        Mode.DESIGN: instruction,
+        Mode.CLONE: reference,
+        Mode.DIRECTION: instruction and reference,
+    }
+    return frozenset(mode for mode, there in needs.items() if there)
+
+
+def read_sampling(folder: Path) -> SamplingParams:
+    """generation_config.json's defaults, the official ones where it is silent or absent."""
+    file = folder / "generation_config.json"
+    given = {key: value for key, value in read_json(file).items() if value is not None} if file.exists() else {}
+    values = {field: given.get(key, official) for field, (key, official) in OFFICIAL_SAMPLING.items()}
+    if not given.get("do_sample", True):
+        values["temperature"] = 0.0
+    if not given.get("depth_decoder_do_sample", True):
+        values["depth_temperature"] = 0.0
+    return SamplingParams(**values)

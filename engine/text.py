@@ -1,0 +1,201 @@
+"""The text encoder: token ids of a segment become one state a token, each seeing the whole segment.
+
+It does not know prompts, tokenizers or what reads its states. It is the T5Gemma2 encoder (Gemma 3 layers with
+bidirectional attention) that Breeze TTS 2 ships; equations after the Gemma 3 report, arXiv:2503.19786.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.norm import RMSNorm
+from engine.rotary import cos_sin, frequencies, rotate
+from engine.weights import CheckpointError, FusedLinear
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+DEFAULT_EOI_ID = 256000
+"""What the official class assumes when the config does not say."""
+ONLY = {"hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": None, "attention_bias": False}
+"""Options with one value here."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextConfig:
+    """The dimensions of a text encoder, as its checkpoint says."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    score_scale: float
+    window: int
+    eoi_id: int
+    layer_types: tuple[str, ...]
+    rope: Mapping[str, Mapping[str, Any]]
+    """Rotary parameters by layer type."""
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> TextConfig:
+        """Reads `text_encoder_config`. KeyError on a missing key, CheckpointError on a foreign variant."""
+        for key, only in ONLY.items():
+            if d.get(key, only) != only:
+                raise CheckpointError(f"text_encoder_config: {key} must be {only!r}, found {d[key]!r}")
+        layer_types = tuple(d["layer_types"])
+        if not layer_types or not set(layer_types) <= {FULL, SLIDING}:
+            raise CheckpointError(f"text_encoder_config: layer_types must be of {FULL}, {SLIDING}; found {layer_types}")
+        return cls(
+            vocab_size=d["vocab_size"],
+            hidden_size=d["hidden_size"],
+            intermediate_size=d["intermediate_size"],
+            num_heads=d["num_attention_heads"],
+            num_kv_heads=d["num_key_value_heads"],
+            head_dim=d["head_dim"],
+            eps=d["rms_norm_eps"],
+            score_scale=d["query_pre_attn_scalar"] ** -0.5,
+            window=d["sliding_window"],
+            eoi_id=d.get("eoi_token_index", DEFAULT_EOI_ID),
+            layer_types=layer_types,
+            rope=_rope(d),
+        )
+
+
+def _rope(d: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Rotary parameters by layer type, from the newer form of the config or from the one of Gemma 3."""
+    if "rope_parameters" in d:
+        return {kind: d["rope_parameters"][kind] for kind in (FULL, SLIDING)}
+    full = {"rope_theta": d["rope_theta"], "rope_scaling": d.get("rope_scaling")}
+    return {FULL: full, SLIDING: {"rope_theta": d["rope_local_base_freq"]}}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a kind of layer sees: rotary cos, sin [T, head_dim]; mask [B, 1, T, T], true where visible."""
+
+    cos: Tensor
+    sin: Tensor
+    mask: Tensor
+
+
+class TextEmbedding(nn.Module):
+    """Token embeddings, scaled but for the one end-of-image token, which has a vector of its own."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.eoi_embedding = nn.Parameter(torch.empty(config.hidden_size))
+        self._eoi_id = config.eoi_id
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids [B, T] -> [B, T, hidden]. The factor is rounded to the weights' dtype first, as in Gemma."""
+        scale = torch.tensor(self.weight.shape[1] ** 0.5).to(self.weight.dtype).item()
+        return torch.where((ids == self._eoi_id)[..., None], self.eoi_embedding, F.embedding(ids, self.weight) * scale)
+
+
+class TextAttention(nn.Module):
+    """Grouped-query attention with normed queries and keys."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self._config = config
+        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        parts = {"q_proj": width, "k_proj": kv_width, "v_proj": kv_width}
+        self.qkv_proj = FusedLinear(config.hidden_size, parts)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.eps, zero_centred=True)
+        self.k_norm = RMSNorm(config.head_dim, config.eps, zero_centred=True)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        """x [B, T, hidden] -> [B, T, hidden]."""
+        q, k, v = (self._heads(part) for part in torch.split(self.qkv_proj(x), list(self.qkv_proj.sizes), -1))
+        turned = rotate(torch.cat((self.q_norm(q), self.k_norm(k)), 1), view.cos, view.sin)
+        q, k = torch.split(turned, [q.shape[1], k.shape[1]], 1)
+        scale = self._config.score_scale
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=view.mask, scale=scale, enable_gqa=True)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, T, heads * head_dim] -> [B, heads, T, head_dim]."""
+        return x.view(*x.shape[:2], -1, self._config.head_dim).transpose(1, 2)
+
+
+class TextMLP(nn.Module):
+    """Gated feed-forward with tanh-GELU."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        inner = config.intermediate_size
+        self.gate_up_proj = FusedLinear(config.hidden_size, {"gate_proj": inner, "up_proj": inner})
+        self.down_proj = nn.Linear(inner, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        out: Tensor = self.down_proj(F.gelu(gate, approximate="tanh") * up)
+        return out
+
+
+class TextLayer(nn.Module):
+    """Attention, then feed-forward, each between two norms."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.pre_self_attn_layernorm = RMSNorm(config.hidden_size, config.eps, zero_centred=True)
+        self.self_attn = TextAttention(config)
+        self.post_self_attn_layernorm = RMSNorm(config.hidden_size, config.eps, zero_centred=True)
+        self.pre_feedforward_layernorm = RMSNorm(config.hidden_size, config.eps, zero_centred=True)
+        self.mlp = TextMLP(config)
+        self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.eps, zero_centred=True)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        """x [B, T, hidden] -> [B, T, hidden]."""
+        x = x + self.post_self_attn_layernorm(self.self_attn(self.pre_self_attn_layernorm(x), view))
+        fed: Tensor = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        return x + fed
+
+
+class TextEncoder(nn.Module):
+    """The whole encoder; parameter names as in the checkpoint below `text_encoder.`."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = TextEmbedding(config)
+        self.layers = nn.ModuleList(TextLayer(config) for _ in config.layer_types)
+        self.norm = RMSNorm(config.hidden_size, config.eps, zero_centred=True)
+        for kind, rope in config.rope.items():
+            self.register_buffer(f"inv_freq_{kind}", frequencies(rope, config.head_dim), persistent=False)
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """ids [B, T], of which lengths [B] >= 1 are real -> last normed states [B, T, hidden].
+
+        States of padding mean nothing, but are finite.
+        """
+        x: Tensor = self.embed_tokens(ids)
+        views = {kind: self._view(kind, ids.shape[1], lengths, x.dtype) for kind in set(self.config.layer_types)}
+        for layer, kind in zip(self.layers, self.config.layer_types, strict=True):
+            x = layer(x, views[kind])
+        x = self.norm(x)
+        return x
+
+    def _view(self, kind: str, length: int, lengths: Tensor, dtype: torch.dtype) -> View:
+        places = torch.arange(length, device=lengths.device)
+        distance = places[:, None] - places
+        real = (places < lengths[:, None])[:, None, None]
+        near = real if kind == FULL else real & within(distance, self.config.window)
+        cos, sin = cos_sin(places, self.get_buffer(f"inv_freq_{kind}"), dtype)
+        # Padding sees itself: a query that saw nothing would be NaN, and NaN leaks through masked values.
+        return View(cos, sin, near | (distance == 0))
+
+
+def within(distance: Tensor, window: int) -> Tensor:
+    """True where a sliding layer sees, by distance = query - key. Even windows are longer on the right."""
+    return (distance < (window + 1) // 2) & (distance > -(window // 2) - 1)
