@@ -1,0 +1,105 @@
+"""The command `breezert`: serve, and the engine's commands by delegation. It imports WebRTC only to serve."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine import __main__ as engine_commands
+
+PROGRAM = "breezert"
+USAGE = f"""usage: {PROGRAM} serve [OPTIONS]     talk to a voice in the browser: {PROGRAM} serve --help
+       {PROGRAM} COMMAND [OPTIONS]   the engine's commands, below
+"""
+
+
+def positive(text: str) -> int:
+    """An argparse type."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def serve_parser() -> argparse.ArgumentParser:
+    """The options of `serve`. Unknown ones are errors."""
+    from agent.serve import ServeConfig
+
+    default = ServeConfig()
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} serve", allow_abbrev=False, description="Serve voice calls.")
+    add = parser.add_argument
+    add(
+        "--host",
+        default=default.access.host,
+        help="address to bind; other than loopback needs a token (default: %(default)s)",
+    )
+    add("--port", type=int, default=default.port, help="0 takes a free one (default: %(default)s)")
+    engine_commands.add_voice_options(parser)
+    add("--token", help="clients must send it as a Bearer token; --token-file keeps it out of the process list")
+    add("--token-file", type=Path, metavar="FILE")
+    add("--tls-cert", type=Path, metavar="FILE", help="PEM certificate chain")
+    add("--tls-key", type=Path, metavar="FILE")
+    add(
+        "--allow-host", action="append", default=[], metavar="NAME", help="a name the server is asked under; repeatable"
+    )
+    add(
+        "--allow-origin", action="append", default=[], metavar="ORIGIN", help="another page that may use it; repeatable"
+    )
+    add("--max-peers", type=positive, default=default.limits.max_peers, help="calls at once (default: %(default)s)")
+    add(
+        "--max-queued",
+        type=positive,
+        default=default.limits.max_queued,
+        help="utterances of a call (default: %(default)s)",
+    )
+    add(
+        "--max-rate",
+        type=float,
+        default=default.access.rate,
+        help="requests a second of one address (default: %(default)s)",
+    )
+    add("--drain", type=float, default=default.drain, metavar="SECONDS", help="for what is being said at the end")
+    add("--verbose", action="store_true", help="log requests and calls on standard error")
+    return parser
+
+
+def serve(argv: Sequence[str]) -> int:
+    """Runs the server until a signal ends it."""
+    from agent import serve as server
+    from agent.calls import CallLimits
+
+    args = serve_parser().parse_args(argv)
+    logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.WARNING)
+    logging.getLogger("agent").setLevel(logging.INFO if args.verbose else logging.WARNING)
+    try:
+        access = server.access(
+            args.host, args.token, args.token_file, args.allow_host, args.allow_origin, args.max_rate
+        )
+        limits = CallLimits(max_peers=args.max_peers, max_queued=args.max_queued)
+        config = server.ServeConfig(
+            engine_commands.runtime_config(args), access, limits, args.port, args.tls_cert, args.tls_key, args.drain
+        )
+        server.run(config)
+    except server.ServeError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. A user's mistake is one line on standard error and a non-zero exit status."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["serve"]:
+        return serve(argv[1:])
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+    return engine_commands.main(argv, program=PROGRAM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Holds the calls that are open: admits, finds, hangs up, drains. It knows neither HTTP nor what is said."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from agent.metrics import AgentMetrics
+from agent.opus import BIT_RATE, check_rate
+from agent.peer import PINGED_SILENCE, SILENCE, Peer
+from agent.session import MAX_QUEUED, Engine, Session
+from engine.clock import Clock, MonotonicClock
+
+LISTENER_SECONDS = 0.3
+"""What the listener's own jitter buffer may still hold when the last packet was sent (up to 190 ms after stalls)."""
+
+
+class CallRefused(Exception):
+    """There is no room now; `retry_after` in seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """What the calls may take, and when a silent one is over."""
+
+    max_peers: int = 16
+    max_queued: int = MAX_QUEUED
+    """Utterances of a call, with the one that plays."""
+    bit_rate: int = BIT_RATE
+    silence: float = SILENCE
+    pinged_silence: float = PINGED_SILENCE
+
+
+class Calls:
+    """Every open call. To be made on the event loop that serves them.
+
+    `opened` is told of every new session, so that an application can speak in it.
+    Raises ValueError for a voice whose sample rate Opus does not take.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: CallLimits | None = None,
+        clock: Clock | None = None,
+        opened: Callable[[Session], None] = lambda session: None,
+    ) -> None:
+        check_rate(engine.spec.sample_rate)
+        self.limits = limits or CallLimits()
+        self.metrics = AgentMetrics(engine.snapshot)
+        self.draining = False
+        self._engine, self._opened = engine, opened
+        self._clock = clock or MonotonicClock()
+        self._peers: dict[str, Peer] = {}
+        self._encoders = ThreadPoolExecutor(1, thread_name_prefix="opus")
+
+    @property
+    def sessions(self) -> list[Session]:
+        return [peer.session for peer in self._peers.values()]
+
+    async def open(self, sdp: str) -> tuple[str, str]:
+        """Answers an offer: the call's id and the answer's SDP. Raises CallRefused and OfferError."""
+        if self.draining:
+            raise CallRefused("the server is about to end and takes no new call", retry_after=10.0)
+        if len(self._peers) >= self.limits.max_peers:
+            raise CallRefused(f"all {self.limits.max_peers} lines are taken", retry_after=5.0)
+        asked_at = self._clock.now()
+        peer = self._new_peer()
+        try:
+            answer = await peer.answer(sdp)
+            self._opened(peer.session)
+        except BaseException:
+            await peer.close("not answered")
+            raise
+        self.metrics.answer.observe(self._clock.now() - asked_at)
+        return peer.session.id, answer
+
+    async def hang_up(self, call_id: str) -> bool:
+        """Ends a call; False where there is none of that id."""
+        peer = self._peers.get(call_id)
+        if peer is not None:
+            await peer.close("hung up")
+        return peer is not None
+
+    async def drain(self, seconds: float) -> None:
+        """No new call and no new utterance; returns when what is being said was heard, or after `seconds`."""
+        self.draining = True
+        sessions = self.sessions
+        for session in sessions:
+            session.refuse("the server is about to end")
+        if all(session.quiet for session in sessions):
+            return
+        waiting = asyncio.gather(*(session.idle() for session in sessions))
+        try:
+            await asyncio.wait_for(waiting, seconds)
+        except TimeoutError:
+            return
+        await asyncio.sleep(LISTENER_SECONDS)
+
+    async def close(self) -> None:
+        """Ends every call."""
+        self.draining = True
+        await asyncio.gather(*(peer.close("server ends") for peer in list(self._peers.values())))
+        self._encoders.shutdown()
+
+    def _new_peer(self) -> Peer:
+        limits = self.limits
+        session = Session(
+            secrets.token_urlsafe(16),  # whoever knows it may hang up
+            self._engine,
+            self._encoders,
+            self._clock,
+            self.metrics,
+            max_queued=limits.max_queued,
+            bit_rate=limits.bit_rate,
+        )
+        peer = Peer(session, self._clock, self._forget, silence=limits.silence, pinged_silence=limits.pinged_silence)
+        self._peers[session.id] = peer
+        self.metrics.peers.set(len(self._peers))
+        return peer
+
+    def _forget(self, peer: Peer, why: str) -> None:
+        del self._peers[peer.session.id]
+        self.metrics.peers.set(len(self._peers))
+        self.metrics.calls_ended.labels(why).inc()

@@ -1,0 +1,211 @@
+"""Decides who may ask what: Host, Origin, token, request rate. It does not know what the routes do.
+
+Checked on every route, in this order: the Host header (a foreign name there is DNS rebinding), the Origin header (a
+foreign page), the rate, and where the route asks for it the token. Without a token only this machine is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from agent.allowance import Allowance
+from engine.clock import Clock
+
+MAX_BODY_BYTES = 64 * 1024
+BODY_SECONDS = 10.0
+MIN_TOKEN_CHARS = 8
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""Sent with every answer: the page loads nothing from elsewhere and nobody frames it."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class AccessError(ValueError):
+    """Rules that cannot hold; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask. Raises AccessError on rules that would leave the server open."""
+
+    host: str = "127.0.0.1"
+    """The address that is bound."""
+    token: str | None = None
+    allow_hosts: tuple[str, ...] = ()
+    """Names under which the server may be asked, beside `host`, localhost and plain IP addresses."""
+    allow_origins: tuple[str, ...] = ()
+    """Other pages that may use it, as scheme://host[:port]."""
+    rate: float = 20.0
+    """Requests a second from one address, three times as many at once."""
+
+    def __post_init__(self) -> None:
+        if self.token is None and not is_loopback(self.host):
+            raise AccessError(f"{self.host} can be reached from other machines: give --token-file or --token")
+        if self.token is not None and not re.fullmatch(rf"[\x21-\x7e]{{{MIN_TOKEN_CHARS},}}", self.token):
+            raise AccessError(f"a token has at least {MIN_TOKEN_CHARS} printable ASCII characters and no space")
+        if not self.rate > 0:  # also for NaN
+            raise AccessError(f"the request rate must be above 0, got {self.rate}")
+        for origin in self.allow_origins:
+            parts = urlsplit(origin)
+            if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}":
+                raise AccessError(f"an origin reads like https://example.org[:port], got {origin}")
+
+
+class Refusal(Exception):
+    """A request that is not served."""
+
+    def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    def response(self) -> web.Response:
+        body = {"error": {"code": self.code, "message": str(self)}}
+        return web.json_response(body, status=self.status, headers=self.headers)
+
+
+class Guard:
+    """Wraps handlers in the rules. `refused` is told the status of every refusal."""
+
+    def __init__(self, access: Access, clock: Clock, refused: Callable[[int], None]) -> None:
+        self._access, self._clock, self._refused = access, clock, refused
+        self._allowance = Allowance(access.rate, 3 * access.rate)
+
+    def wrap(self, handler: Handler, *, needs_token: bool = False) -> Handler:
+        """The handler behind the rules. A Refusal that either raises becomes a JSON answer."""
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            try:
+                self.check(request, needs_token)
+                response = await handler(request)
+            except Refusal as refusal:
+                self._refused(refusal.status)
+                response = refusal.response()
+            response.headers.update(HEADERS | self._cors(request))
+            return response
+
+        return guarded
+
+    def check(self, request: web.Request, needs_token: bool) -> None:
+        """Raises Refusal."""
+        self._check_host(request)
+        self._check_origin(request)
+        wait = self._allowance.take(network(request.remote), self._clock.now())
+        if wait:
+            seconds = str(int(wait) + 1)
+            raise Refusal(
+                429, "busy", f"too many requests: at most {self._access.rate:g} a second", Retry_After=seconds
+            )
+        if needs_token:
+            self._check_token(request)
+
+    async def preflight(self, request: web.Request) -> web.StreamResponse:
+        """The answer to a browser that asks whether another origin's page may ask (Fetch, section 3.2.2)."""
+        return web.Response(
+            status=204,
+            headers={
+                "Access-Control-Allow-Methods": "POST, DELETE",
+                "Access-Control-Allow-Headers": "Authorization, Content-Type",
+                "Access-Control-Max-Age": "600",
+            },
+        )
+
+    def _check_host(self, request: web.Request) -> None:
+        host = request.headers.get("Host", "")
+        name = urlsplit(f"//{host}").hostname or "" if _reads_like_host(host) else ""
+        if name in ("localhost", self._access.host.lower()) or is_address(name):
+            return
+        if name not in (allowed.lower() for allowed in self._access.allow_hosts):
+            raise Refusal(421, "wrong_host", "this server is not known by that name: see --allow-host")
+
+    def _check_origin(self, request: web.Request) -> None:
+        origin = request.headers.get("Origin")
+        if origin is None or self._is_allowed(origin):
+            return
+        if origin == "null" or urlsplit(origin).netloc.lower() != request.headers["Host"].lower():
+            raise Refusal(403, "wrong_origin", "pages of this origin may not use the server: see --allow-origin")
+
+    def _check_token(self, request: web.Request) -> None:
+        token = self._access.token
+        if token is None:
+            if not is_local(request.remote):
+                raise Refusal(403, "needs_token", "without a token only this machine is served: see --token-file")
+            return
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            raise Refusal(401, "needs_token", "a valid Bearer token is needed", WWW_Authenticate="Bearer")
+
+    def _is_allowed(self, origin: str) -> bool:
+        return origin.lower() in (allowed.lower() for allowed in self._access.allow_origins)
+
+    def _cors(self, request: web.Request) -> dict[str, str]:
+        origin = request.headers.get("Origin", "")
+        if not self._is_allowed(origin):
+            return {"Vary": "Origin"}
+        return {
+            "Vary": "Origin",
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Expose-Headers": "Retry-After",
+        }
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The body, of at most MAX_BODY_BYTES whatever the application's own limit is. Raises Refusal."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.content.iter_any():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise Refusal(413, "too_long", f"a body has at most {MAX_BODY_BYTES} bytes")
+    except TimeoutError as error:
+        raise Refusal(408, "too_slow", f"the body must be there within {BODY_SECONDS:g} s") from error
+    return bytes(body)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that binds to it."""
+    return host.lower() == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def is_local(remote: str | None) -> bool:
+    """Whether a request came from this machine; one without an address came through a Unix socket."""
+    return not remote or is_loopback(remote)
+
+
+def is_address(name: str) -> bool:
+    """Whether it is a plain IP address, which no DNS answer can move."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def network(remote: str | None) -> str:
+    """Whose requests are counted together: an IPv4 address, or the /64 that a client of IPv6 usually owns."""
+    if not remote or not is_address(remote):
+        return remote or ""
+    address = ipaddress.ip_address(remote.partition("%")[0])
+    if address.version == 6 and address.ipv4_mapped is None:
+        return str(ipaddress.ip_network(f"{address}/64", strict=False))
+    return remote
+
+
+def _reads_like_host(host: str) -> bool:
+    return re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", host) is not None

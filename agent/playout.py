@@ -1,0 +1,288 @@
+"""Holds the speech that is ready and gives it out in packets, with no more lead than the engine's lateness asks for.
+
+It knows neither clocks nor networks nor engines: every instant is an argument.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.lateness import Lateness
+
+PCM = NDArray[np.int16]
+"""Mono samples, shape [samples]."""
+
+FADE_SECONDS = 0.01
+"""How long speech that is flushed takes to fall silent: a cut at full level is heard as a click."""
+MIN_LEAD = 0.02
+"""Seconds that a chunk should come before its audio is needed: one packet, for what lies between engine and packet."""
+MAX_HOLD = 0.4
+"""Seconds that speech is held at most before it starts or goes on, however late the engine is."""
+FIRST_EXTRA = 0.04
+"""Seconds that the lead grows by after an underrun; twice as much after the next, and so on."""
+EXTRA_HALF_LIFE = 5.0
+"""Seconds of steady playback in which half of that is given back."""
+
+
+class CueKind(StrEnum):
+    """What a packet means for an utterance."""
+
+    STARTED = "started"
+    PAUSED = "paused"
+    """Its audio ran out before its end: an underrun, unless the next thing that comes is that end."""
+    RESUMED = "resumed"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Cue:
+    """Something that happens inside a packet, at the sample that is played at instant `at`."""
+
+    kind: CueKind
+    utterance: str
+    at: float
+    played_samples: int
+    missed_samples: int = 0
+    """RESUMED: the silence since PAUSED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """What one pop gave out: `samples` [num_samples], silence where there is no speech.
+
+    `playing` is the utterance that plays through its end, None in silence; `played_samples` of it were played at `at`.
+    """
+
+    samples: PCM
+    at: float
+    cues: tuple[Cue, ...] = ()
+    playing: str | None = None
+    played_samples: int = 0
+
+
+@dataclass(slots=True)
+class Speech:
+    """One utterance's audio that is still to be played."""
+
+    utterance: str
+    pieces: deque[PCM] = field(default_factory=deque)
+    buffered: int = 0
+    played: int = 0
+    missed: int = 0
+    complete: bool = False
+    started: bool = False
+    playing: bool = False
+    held_since: float | None = None
+    """Arrival of the first samples since it last stood still."""
+    start_at: float = 0.0
+    """Not to be played before, while it stands still."""
+    expected_at: float | None = None
+    """Predicted arrival of the next chunk."""
+
+    @property
+    def over(self) -> bool:
+        return self.complete and not self.buffered
+
+    def add(self, pcm: PCM) -> None:
+        self.pieces.append(pcm)
+        self.buffered += pcm.size
+
+    def take(self, out: PCM) -> int:
+        """Moves samples into `out` until it is full or there are no more; returns how many."""
+        filled = 0
+        while filled < out.size and self.pieces:
+            piece = self.pieces.popleft()
+            part = piece[: out.size - filled]
+            out[filled : filled + part.size] = part
+            filled += part.size
+            if part.size < piece.size:
+                self.pieces.appendleft(piece[part.size :])
+        self.buffered -= filled
+        self.played += filled
+        return filled
+
+
+class PlayoutBuffer:
+    """Utterances in order, back to back; each starts as soon as what is to come will be there in time.
+
+    A chunk comes with the engine's slack: the seconds by which the next chunk is predicted to be early. How far that is
+    to be trusted is learned: `lead` is a decaying quantile of how late chunks came against their prediction, plus an
+    extra after every underrun. Slack that covers the lead lets speech start at once, otherwise it is held for what is
+    lacking, at most `max_hold`. A packet counts as sent once the next one is popped; `flush` is told about the last.
+    """
+
+    def __init__(self, sample_rate: int, *, max_hold: float = MAX_HOLD) -> None:
+        self.sample_rate = sample_rate
+        self.epoch = 0
+        self._max_hold = max_hold
+        self._lateness = Lateness()
+        self._extra = 0.0
+        self._queue: deque[Speech] = deque()
+        self._fade: PCM = np.zeros(0, np.int16)
+        self._last_samples = self._fade
+        self._last_parts: list[tuple[Speech, int]] = []
+        """What the packet popped last took of which speech."""
+
+    @property
+    def buffered(self) -> float:
+        """Seconds of speech that are ready."""
+        return sum(speech.buffered for speech in self._queue) / self.sample_rate
+
+    @property
+    def jitter(self) -> float:
+        """Seconds by which chunks come later than predicted: the decaying quantile."""
+        return self._lateness.value
+
+    @property
+    def lead(self) -> float:
+        """Seconds of slack with which speech starts at once."""
+        return min(self._max_hold, max(MIN_LEAD, self._lateness.value) + self._extra)
+
+    def enqueue(self, utterance: str) -> None:
+        """Gives the utterance its place behind those that are there; its audio may come in any order of arrival."""
+        assert all(speech.utterance != utterance for speech in self._queue), f"{utterance} is queued already"
+        self._queue.append(Speech(utterance))
+
+    def heard(self, utterance: str) -> int:
+        """Samples of a queued utterance that were given out; 0 for any other."""
+        speech = self._find(utterance)
+        return speech.played if speech else 0
+
+    def push(self, utterance: str, epoch: int, pcm: PCM, now: float, slack: float, final: bool = False) -> bool:
+        """Takes a chunk that arrived at `now`; its slack is in seconds. False: it is of an older epoch, and dropped."""
+        speech = self._find(utterance)
+        if epoch < self.epoch or speech is None:
+            return False
+        if speech.expected_at is not None:
+            self._lateness.observe(now - speech.expected_at)
+        if pcm.size and not speech.playing and speech.held_since is None:
+            speech.held_since = now
+            if speech.started:
+                self._extra = min(self._max_hold, max(FIRST_EXTRA, 2 * self._extra))
+        speech.add(pcm)
+        speech.complete |= final
+        self._schedule(speech, now, slack)
+        return True
+
+    def end(self, utterance: str) -> None:
+        """No more audio of it will come. What is held is let go."""
+        speech = self._find(utterance)
+        if speech is not None:
+            speech.complete = True
+
+    def pop(self, num_samples: int, now: float) -> Packet:
+        """The next packet, of which the first sample is due at `now`."""
+        samples = np.zeros(num_samples, np.int16)
+        filled = min(num_samples, self._fade.size)
+        samples[:filled], self._fade = self._fade[:filled], self._fade[filled:]
+        parts: list[tuple[Speech, int]] = []
+        cues: list[Cue] = []
+        while filled < num_samples and self._queue:
+            speech = self._queue[0]
+            if not self._advance(speech, now + filled / self.sample_rate, cues):
+                break
+            count = speech.take(samples[filled:])
+            filled += count
+            parts.append((speech, count))
+            self._finish(speech, filled < num_samples, now + filled / self.sample_rate, cues)
+        self._last_samples, self._last_parts = samples, parts
+        self._account(num_samples, num_samples - filled)
+        return self._packet(samples, now, cues)
+
+    def flush(self, epoch: int, *, unsent: bool = False) -> dict[str, int]:
+        """Forgets everything and fades out; returns how many samples of each utterance were sent.
+
+        `unsent`: the packet popped last was not sent and never will be, so the fade begins where it began. From now on
+        only chunks of `epoch` are taken.
+        """
+        assert epoch > self.epoch, f"an epoch only grows: {epoch} after {self.epoch}"
+        heard = {speech.utterance: speech.played for speech in self._queue}
+        if unsent:
+            heard |= {speech.utterance: speech.played - count for speech, count in self._last_parts}
+        samples = self._last_samples if unsent else self._upcoming()
+        if samples.size:  # else a fade that is still to be given out stays
+            self._fade = faded(samples[: int(FADE_SECONDS * self.sample_rate)])
+        self._queue.clear()
+        self._last_samples, self._last_parts = samples[:0], []
+        self.epoch = epoch
+        return heard
+
+    def _find(self, utterance: str) -> Speech | None:
+        return next((speech for speech in self._queue if speech.utterance == utterance), None)
+
+    def _schedule(self, speech: Speech, now: float, slack: float) -> None:
+        """Says when the speech may start, and when its next chunk is predicted."""
+        start_at = self._assumed_start(speech, now)
+        run_out_at = start_at + speech.buffered / self.sample_rate
+        speech.expected_at = run_out_at - slack if slack < float("inf") else None
+        if speech.held_since is not None:
+            held_since = speech.held_since if speech.started else start_at
+            speech.start_at = min(start_at + max(0.0, self.lead - slack), held_since + self._max_hold)
+
+    def _assumed_start(self, speech: Speech, now: float) -> float:
+        """The instant from which a chunk's slack takes what is buffered to be played, without a pause.
+
+        At first that is the first delivery; then the listener's clock counts: one that stands still waits for `now`,
+        and speech behind other speech follows it.
+        """
+        if speech is self._queue[0] and not speech.started and speech.held_since is not None:
+            return speech.held_since
+        ahead = itertools.takewhile(lambda other: other is not speech, self._queue)
+        return now + sum(other.buffered for other in ahead) / self.sample_rate
+
+    def _advance(self, speech: Speech, at: float, cues: list[Cue]) -> bool:
+        """Whether the speech plays at `at`, starting it where it may."""
+        if speech.playing or speech.over:
+            return True
+        if not speech.buffered or (at < speech.start_at and not speech.complete):
+            return False
+        kind = CueKind.RESUMED if speech.started else CueKind.STARTED
+        cues.append(Cue(kind, speech.utterance, at, speech.played, speech.missed))
+        speech.started = speech.playing = True
+        speech.held_since, speech.missed = None, 0
+        return True
+
+    def _finish(self, speech: Speech, hungry: bool, at: float, cues: list[Cue]) -> None:
+        """Ends the speech where it is over, and lets it stand still where the packet wanted more of it."""
+        if speech.over:
+            cues.append(Cue(CueKind.ENDED, speech.utterance, at, speech.played))
+            self._queue.popleft()
+            if self._queue and self._queue[0].held_since is not None:
+                self._queue[0].held_since = at  # until here it was not held, it had to wait for its turn
+        elif hungry:
+            cues.append(Cue(CueKind.PAUSED, speech.utterance, at, speech.played))
+            speech.playing = False
+
+    def _account(self, num_samples: int, silent: int) -> None:
+        """Counts the silence inside an utterance, and gives back some of the lead in steady playback."""
+        head = self._queue[0] if self._queue else None
+        if head and head.playing:
+            self._extra *= 0.5 ** (num_samples / self.sample_rate / EXTRA_HALF_LIFE)
+        elif head and head.started:
+            head.missed += silent
+
+    def _packet(self, samples: PCM, now: float, cues: list[Cue]) -> Packet:
+        head = self._queue[0] if self._queue and self._queue[0].playing else None
+        if head is None:
+            return Packet(samples, now, tuple(cues))
+        before = head.played - sum(count for speech, count in self._last_parts if speech is head)
+        return Packet(samples, now, tuple(cues), head.utterance, before)
+
+    def _upcoming(self) -> PCM:
+        """The samples that would be heard next, enough for a fade; none in silence."""
+        if not self._queue or not self._queue[0].playing:
+            return np.zeros(0, np.int16)
+        out = np.zeros(int(FADE_SECONDS * self.sample_rate), np.int16)
+        return out[: self._queue[0].take(out)]
+
+
+def faded(samples: PCM) -> PCM:
+    """The samples under half a cosine, from full level to silence."""
+    ramp = 0.5 + 0.5 * np.cos(np.pi * (np.arange(samples.size) + 1) / (samples.size + 1))
+    return (samples * ramp).astype(np.int16)

@@ -1,0 +1,155 @@
+"""The data channel's messages, one table for server, page and docs. It knows nothing of channels or sessions.
+
+JSON objects whose `type` is the name of the event; a class a message, a field a key. Unknown keys are errors on the
+way in, so that a misspelt option is never silently ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+CHANNEL = "breezert"
+MAX_MESSAGE_BYTES = 16 * 1024
+MAX_REASON_CHARS = 300
+"""Of an error's text that may quote what the client sent."""
+
+Id = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a client may send."""
+
+
+class Speak(Client, tag="speak", frozen=True):
+    """Say `text`, after whatever is already queued. Fields left out are the voice's own defaults."""
+
+    id: Id
+    text: str
+    speaker: str = "S0"
+    instruction: str = ""
+    seed: int | None = None
+    temperature: float | None = None
+
+
+class Stop(Client, tag="stop", frozen=True):
+    """Fall silent at once and forget the queue."""
+
+
+class Stats(Client, tag="stats", frozen=True):
+    """What the listener's own getStats says: totals since the call began, in seconds and samples."""
+
+    jitter_buffer_delay: float | None = None
+    jitter_buffer_emitted_count: int | None = None
+    concealed_samples: int | None = None
+    silent_concealed_samples: int | None = None
+    total_samples_received: int | None = None
+    packets_lost: int | None = None
+    jitter: float | None = None
+    round_trip_time: float | None = None
+
+
+class Ping(Client, tag="ping", frozen=True):
+    """Sent every second by our own clients; `t` comes back unchanged."""
+
+    t: float | None = None
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the server may send."""
+
+
+class SessionCreated(Server, tag="session.created", frozen=True):
+    """The first message of a call: what the voice can do."""
+
+    id: str
+    voice: str
+    licence: str
+    sample_rate: int
+    modes: tuple[str, ...]
+    max_text_chars: int
+    max_queued: int
+
+
+class SpeechStarted(Server, tag="speech.started", frozen=True):
+    """The utterance's first packet was sent. ttfa_ms counts from the speak message to the first PCM."""
+
+    id: str
+    ttfa_ms: float
+    heard_ms: float = 0.0
+
+
+class SpeechProgress(Server, tag="speech.progress", frozen=True):
+    """At most five times a second while an utterance plays."""
+
+    id: str
+    heard_ms: float
+    buffered_ms: float
+    underruns: int
+
+
+class SpeechUnderrun(Server, tag="speech.underrun", frozen=True):
+    """Playback stood still inside an utterance, because the engine was late; `missed_ms` of silence were sent."""
+
+    id: str
+    heard_ms: float
+    missed_ms: float
+    underruns: int
+
+
+class SpeechStopped(Server, tag="speech.stopped", frozen=True):
+    """Nothing more of this utterance will be sent: the last word on every utterance that was accepted.
+
+    reason: end, length, cancelled, or failed after an error with its id."""
+
+    id: str
+    reason: str
+    heard_ms: float
+    underruns: int = 0
+
+
+class Error(Server, tag="error", frozen=True):
+    """Something was refused; the call goes on. `id` names the utterance, `field` the culprit, where there is one.
+
+    A speak whose id is taken is answered without `id`: the utterance of that id goes on."""
+
+    code: str
+    message: str
+    id: str | None = None
+    field: str | None = None
+    retry_after_ms: float | None = None
+
+
+class Pong(Server, tag="pong", frozen=True):
+    """The answer to ping."""
+
+    t: float | None = None
+
+
+ClientMessage = Speak | Stop | Stats | Ping
+ServerMessage = SessionCreated | SpeechStarted | SpeechProgress | SpeechUnderrun | SpeechStopped | Error | Pong
+
+_decoder = msgspec.json.Decoder(ClientMessage)
+_encoder = msgspec.json.Encoder()
+
+
+class ProtocolError(ValueError):
+    """A message that cannot be taken; the text says what was expected and where."""
+
+
+def decode(message: str | bytes) -> ClientMessage:
+    """One client message. Raises ProtocolError on size, encoding, JSON, type, key or value."""
+    data = message.encode() if isinstance(message, str) else message
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a message holds at most {MAX_MESSAGE_BYTES} bytes, got {len(data)}")
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(str(error)[:MAX_REASON_CHARS]) from error
+
+
+def encode(message: ServerMessage) -> str:
+    """The message as JSON text."""
+    return _encoder.encode(message).decode()

@@ -1,0 +1,176 @@
+"""The life of `breezert serve`: bind, load the voice, answer, drain on a signal, end. It does not know the routes.
+
+A user's mistake raises ServeError, whose text is one clear line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import logging
+import re
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.abc import AbstractAccessLogger
+
+from agent.calls import CallLimits
+from agent.guard import Access, AccessError, is_loopback
+from agent.server import attach
+from engine.messages import RuntimeConfig
+from engine.runtime import EngineError, Runtime
+
+access_log = logging.getLogger("agent.access")
+
+
+class ServeError(Exception):
+    """The server could not be started; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """What `serve` was asked for."""
+
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    access: Access = field(default_factory=Access)
+    limits: CallLimits = field(default_factory=CallLimits)
+    port: int = 8080
+    """0 takes a free one."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    drain: float = 10.0
+    """Seconds that running utterances have after SIGTERM."""
+
+
+class AccessLog(AbstractAccessLogger):
+    """Method, route, status and time. No query, no header and no call's id: any of them may be a secret."""
+
+    @property
+    def enabled(self) -> bool:
+        return self.logger.isEnabledFor(logging.INFO)
+
+    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
+        resource = request.match_info.route.resource if isinstance(request, web.Request) else None
+        route = resource.canonical if resource else "(no such route)"
+        self.logger.info("%s %s %s %d %.0f ms", request.remote, request.method, route, response.status, 1000 * time)
+
+
+def run(config: ServeConfig, started: Callable[[RuntimeConfig], Runtime] = Runtime.start) -> None:
+    """Serves until SIGTERM or SIGINT. Raises ServeError, before the voice is loaded where that can be known."""
+    tls = tls_context(config)
+    with bound(config.access.host, config.port) as sock:
+        try:
+            runtime = started(config.runtime)
+        except EngineError as error:
+            raise ServeError(str(error)) from error
+        with runtime:
+            asyncio.run(serve(config, runtime, sock, tls))
+
+
+async def serve(config: ServeConfig, runtime: Runtime, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+    """Answers on a bound socket until a signal comes, then drains; a second signal ends that."""
+    signals = caught(signal.SIGTERM, signal.SIGINT)
+    app = web.Application()
+    try:
+        calls = attach(app, runtime, access=config.access, limits=config.limits)
+    except ValueError as error:
+        raise ServeError(str(error)) from error
+    runner = web.AppRunner(app, access_log_class=AccessLog, access_log=access_log, handle_signals=False)
+    await runner.setup()
+    gc.collect()
+    gc.freeze()  # a full collection of what start-up left takes 70 ms: more than three packets
+    try:
+        await web.SockSite(runner, sock, ssl_context=tls).start()
+        announce(config, runtime, sock.getsockname()[1])
+        await signals.get()
+        print("ending: what is being said is finished first", file=sys.stderr, flush=True)
+        await first(calls.drain(config.drain), signals.get())
+    finally:
+        await runner.cleanup()
+
+
+def caught(*numbers: signal.Signals) -> asyncio.Queue[None]:
+    """A queue with an entry for each of these signals that comes from now on."""
+    queue = asyncio.Queue[None]()
+    for number in numbers:
+        asyncio.get_running_loop().add_signal_handler(number, queue.put_nowait, None)
+    return queue
+
+
+async def first(*waits: Coroutine[None, None, None]) -> None:
+    """Returns when one of them has, and cancels the others."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+
+
+def announce(config: ServeConfig, runtime: Runtime, port: int) -> None:
+    """Where, and whose voice; beyond this machine also what to mind. The token itself is never printed."""
+    host = f"[{config.access.host}]" if ":" in config.access.host else config.access.host
+    scheme = "https" if config.tls_cert else "http"
+    licence = runtime.spec.licence
+    restricted = " (non-commercial use only)" if re.search(r"non-?\s?commercial|\bnc\b", licence, re.I) else ""
+    print(f"BreezeRT listens at {scheme}://{host}:{port}/")
+    print(f"voice {runtime.spec.name}, licence {licence}{restricted}, on {runtime.device}", flush=True)
+    if config.access.token is not None:
+        print("the page asks for the token, or takes it from its address: append #token=...", file=sys.stderr)
+    if config.tls_cert is None and not is_loopback(config.access.host):
+        print("without --tls-cert and --tls-key the token crosses the network in the clear", file=sys.stderr)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A TCP socket that holds the port and does not listen yet: nobody waits in line while the voice loads."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ServeError(f"the host {host} cannot be found: {error.strerror}") from error
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ServeError(f"port {port} on {host} is in use: choose another one with --port") from error
+        raise ServeError(f"cannot bind to {host} port {port}: {error.strerror}") from error
+    return sock
+
+
+def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
+    """The certificate, where one was given. Raises ServeError."""
+    if config.tls_cert is None and config.tls_key is None:
+        return None
+    if config.tls_cert is None or config.tls_key is None:
+        raise ServeError("TLS needs both --tls-cert and --tls-key")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ServeError(f"the certificate {config.tls_cert} or its key cannot be used: {error}") from error
+    return context
+
+
+def access(
+    host: str, token: str | None, token_file: Path | None, hosts: list[str], origins: list[str], rate: float
+) -> Access:
+    """The rules that the options ask for. Raises ServeError."""
+    if token is not None and token_file is not None:
+        raise ServeError("give --token or --token-file, not both")
+    try:
+        if token_file is not None:
+            token = token_file.read_text().strip()
+        return Access(host, token, tuple(hosts), tuple(origins), rate)
+    except OSError as error:
+        raise ServeError(f"the token file {token_file} cannot be read: {error.strerror}") from error
+    except AccessError as error:
+        raise ServeError(str(error)) from error

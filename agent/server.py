@@ -1,0 +1,104 @@
+"""The routes: offer, calls, health, metrics, page. It does not know WebRTC, or what is said.
+
+    POST   /offer        {sdp, type} -> {sdp, type, id}       token
+    DELETE /calls/{id}                                        token
+    GET    /metrics      Prometheus                           token
+    GET    /healthz      200, or 503 while draining           open
+    GET    /             the page and its files               open: nothing secret is in them
+
+"token" means the Bearer token where one is set; without one these are served to this machine only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from agent import page
+from agent.calls import CallLimits, CallRefused, Calls
+from agent.guard import Access, Guard, Handler, Refusal, read_body
+from agent.offer import OfferError
+from agent.session import Engine, Session
+from engine.clock import MonotonicClock
+
+
+def attach(
+    app: web.Application,
+    engine: Engine,
+    *,
+    prefix: str = "",
+    access: Access | None = None,
+    limits: CallLimits | None = None,
+    opened: Callable[[Session], None] = lambda session: None,
+) -> Calls:
+    """Adds the routes to an application below `prefix`, and returns its calls; they end with the application.
+
+    `opened` is told of every new session. Raises ValueError for a voice whose sample rate Opus does not take.
+    """
+    clock = MonotonicClock()
+    calls = Calls(engine, limits, clock, opened)
+    guard = Guard(access or Access(), clock, lambda status: calls.metrics.refused.labels(status).inc())
+    routes = Routes(calls)
+
+    def add(method: str, path: str, handler: Handler, needs_token: bool = False) -> None:
+        app.router.add_route(method, f"{prefix}/{path}", guard.wrap(handler, needs_token=needs_token))
+
+    add("POST", "offer", routes.offer, needs_token=True)
+    add("OPTIONS", "offer", guard.preflight)
+    add("DELETE", "calls/{id}", routes.hang_up, needs_token=True)
+    add("OPTIONS", "calls/{id}", guard.preflight)
+    add("GET", "metrics", routes.metrics, needs_token=True)
+    add("GET", "healthz", routes.healthz)
+    for path, handler in page.files():
+        add("GET", path, handler)
+
+    async def life(app: web.Application) -> AsyncIterator[None]:
+        yield
+        await calls.close()
+
+    app.cleanup_ctx.append(life)
+    return calls
+
+
+class Routes:
+    """What each route answers."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def offer(self, request: web.Request) -> web.StreamResponse:
+        sdp = offered(await read_body(request))
+        try:
+            call_id, answer = await self._calls.open(sdp)
+        except OfferError as error:
+            raise Refusal(400, "bad_request", str(error)) from error
+        except CallRefused as error:
+            raise Refusal(503, "busy", str(error), Retry_After=str(round(error.retry_after))) from error
+        return web.json_response({"sdp": answer, "type": "answer", "id": call_id})
+
+    async def hang_up(self, request: web.Request) -> web.StreamResponse:
+        if not await self._calls.hang_up(request.match_info["id"]):
+            raise Refusal(404, "not_found", "there is no call of that id: it may be over already")
+        return web.Response(status=204)
+
+    async def healthz(self, request: web.Request) -> web.StreamResponse:
+        draining = self._calls.draining
+        return web.json_response({"status": "draining" if draining else "ok"}, status=503 if draining else 200)
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(body=self._calls.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def offered(body: bytes) -> str:
+    """The SDP in the JSON of an offer. Raises Refusal that says what was expected."""
+    try:
+        message: Any = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, "bad_request", f"the body must be JSON: {error}") from error
+    if not isinstance(message, dict) or not isinstance(message.get("sdp"), str) or message.get("type") != "offer":
+        raise Refusal(400, "bad_request", 'the body must be {"sdp": "...", "type": "offer"}')
+    return str(message["sdp"])

@@ -1,0 +1,373 @@
+"""One conversation: what a client asks for goes to the engine, what the engine makes goes to the track and is reported.
+
+It does not know how it is connected: messages come in decoded or as text, and go out through a callable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from agent.allowance import Allowance
+from agent.metrics import AgentMetrics
+from agent.opus import BIT_RATE, OpusEncoder
+from agent.playout import Cue, CueKind, Packet, PlayoutBuffer
+from agent.protocol import (
+    MAX_REASON_CHARS,
+    ClientMessage,
+    Error,
+    Ping,
+    Pong,
+    ProtocolError,
+    ServerMessage,
+    SessionCreated,
+    Speak,
+    SpeechProgress,
+    SpeechStarted,
+    SpeechStopped,
+    SpeechUnderrun,
+    Stats,
+    Stop,
+    decode,
+)
+from agent.track import SpeechTrack
+from engine.clock import Clock
+from engine.core import (
+    Chunk,
+    ErrorCode,
+    Failed,
+    FinishReason,
+    ModelSpec,
+    Output,
+    Playhead,
+    Request,
+    RequestError,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_QUEUED = 8
+LOOKAHEAD = 2
+"""Utterances of a session that are in the engine at once: one that plays and the next. Those behind it wait here, so
+that a long queue takes no other session's place and an interruption wastes little."""
+PLAYHEAD_SECONDS = 0.15
+PROGRESS_SECONDS = 0.2
+MESSAGES_A_SECOND = 50.0
+FAILED = "failed"
+"""The reason of speech.stopped after an error."""
+
+
+class Engine(Protocol):
+    """What a session needs of engine.runtime.Runtime."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+    def submit(self, request: Request, deliver: Callable[[Output], None]) -> int: ...
+    def cancel(self, request_id: int) -> None: ...
+    def playhead(self, event: Playhead) -> None: ...
+    def snapshot(self) -> Mapping[str, float]: ...
+
+
+@dataclass(slots=True)
+class Utterance:
+    """One thing to say, from its speak message to its speech.stopped."""
+
+    speak: Speak
+    request: Request
+    asked_at: float
+    waited: bool
+    """Another utterance was there before it."""
+    request_id: int | None = None
+    first_pcm_at: float | None = None
+    reason: str | None = None
+    """Why the engine makes no more of it."""
+    heard_samples: int | None = None
+    """All of it, once it has been played."""
+    paused: bool = False
+    underruns: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.speak.id
+
+    @property
+    def in_engine(self) -> bool:
+        return self.request_id is not None and self.reason is None
+
+
+class Session:
+    """Takes client messages, keeps the order of utterances, and answers with server messages through `send`.
+
+    To be used on the event loop that it was made on. Every utterance that is accepted ends with exactly one
+    speech.stopped; one that fails gets an error before it; one that is refused gets an error only.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        engine: Engine,
+        executor: Executor,
+        clock: Clock,
+        metrics: AgentMetrics,
+        *,
+        max_queued: int = MAX_QUEUED,
+        bit_rate: int = BIT_RATE,
+    ) -> None:
+        self.id = session_id
+        self.send: Callable[[ServerMessage], None] = lambda message: None
+        self.pinged = False
+        self._engine, self._clock, self._metrics, self._max_queued = engine, clock, metrics, max_queued
+        self._loop = asyncio.get_running_loop()
+        self._rate = engine.spec.sample_rate
+        self._buffer = PlayoutBuffer(self._rate)
+        self.track = SpeechTrack(self._buffer, OpusEncoder(self._rate, bit_rate), executor, clock, self._packet_sent)
+        self._live: dict[str, Utterance] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._refusing: str | None = None
+        self._allowance = Allowance(MESSAGES_A_SECOND, 2 * MESSAGES_A_SECOND)
+        self._flooded = False
+        self._stalls = 0
+        self._listener_jitter = 0.0
+        self._playhead_at = self._progress_at = float("-inf")
+
+    # ---- from the client --------------------------------------------------------------------------------------
+
+    def introduce(self) -> None:
+        """Says what the voice can do: the first message of a call."""
+        spec = self._engine.spec
+        created = SessionCreated(
+            id=self.id,
+            voice=spec.name,
+            licence=spec.licence,
+            sample_rate=spec.sample_rate,
+            modes=tuple(sorted(spec.modes)),
+            max_text_chars=spec.max_text_chars,
+            max_queued=self._max_queued,
+        )
+        self.send(created)
+
+    def receive(self, data: str | bytes) -> None:
+        """One message from the data channel. What cannot be taken is answered with an error event."""
+        if self._allowance.take("", self._clock.now()):
+            if not self._flooded:
+                self._error(ErrorCode.BUSY, f"more than {MESSAGES_A_SECOND:.0f} messages a second: some were dropped")
+            self._flooded = True
+            return
+        self._flooded = False
+        try:
+            self._handle(decode(data))
+        except ProtocolError as error:
+            self._error(ErrorCode.BAD_REQUEST, str(error))
+
+    def _handle(self, message: ClientMessage) -> None:
+        match message:
+            case Speak():
+                self.speak(message)
+            case Stop():
+                self.stop()
+            case Stats(jitter=jitter):
+                self._listener_jitter = min(max(jitter or 0.0, 0.0), 1.0)
+            case Ping(t=t):
+                self.pinged = True
+                self.send(Pong(t=t))
+
+    def speak(self, speak: Speak) -> None:
+        """Says it after what is queued, or answers with an error event."""
+        if problem := self._problem(speak):
+            self._report(problem)
+            return
+        try:
+            request = self._request(speak)
+        except RequestError as error:
+            self._error(ErrorCode.BAD_REQUEST, str(error), speak.id)
+            return
+        self._live[speak.id] = Utterance(speak, request, self._clock.now(), waited=bool(self._live))
+        self._idle.clear()
+        self._buffer.enqueue(speak.id)
+        self._submit_waiting()
+
+    def stop(self) -> None:
+        """Falls silent with the next packet and forgets the queue."""
+        epoch = self._buffer.epoch + 1
+        sent = self.track.flush(epoch)
+        utterances = list(self._live.values())
+        self._cancel_all()
+        for utterance in utterances:
+            utterance.underruns += utterance.paused
+            heard = utterance.heard_samples if utterance.heard_samples is not None else sent.get(utterance.id, 0)
+            self._stopped(utterance, FinishReason.CANCELLED, heard)
+
+    def refuse(self, why: str) -> None:
+        """Takes no new utterance from now on; those that are there go on."""
+        self._refusing = why
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is queued or playing."""
+        return not self._live
+
+    async def idle(self) -> None:
+        """Returns once nothing is queued or playing."""
+        await self._idle.wait()
+
+    def close(self) -> None:
+        """Gives back what it holds in the engine, and ends the track. Nothing is sent any more."""
+        self.send = lambda message: None
+        self.refuse("the call is over")
+        self._cancel_all()
+        self.track.stop()
+
+    def _cancel_all(self) -> None:
+        for utterance in self._live.values():
+            if utterance.in_engine and utterance.request_id is not None:
+                self._engine.cancel(utterance.request_id)
+        self._live.clear()
+        self._idle.set()
+
+    def _problem(self, speak: Speak) -> Error | None:
+        limit = self._engine.spec.max_text_chars
+        if self._refusing is not None:
+            return Error(code=ErrorCode.CLOSED, message=self._refusing, id=speak.id)
+        if speak.id in self._live:
+            return Error(code=ErrorCode.BAD_REQUEST, message=f"{speak.id} is being said already", field="id")
+        if not speak.text.strip():
+            return Error(code=ErrorCode.BAD_REQUEST, message="there is no text to say", id=speak.id, field="text")
+        if len(speak.text) > limit:
+            message = f"a text has at most {limit} characters, this one has {len(speak.text)}: say it in parts"
+            return Error(code=ErrorCode.TOO_LONG, message=message, id=speak.id, field="text")
+        if len(self._live) >= self._max_queued:
+            message = f"{self._max_queued} utterances are waiting already: try again when one is over"
+            return Error(code=ErrorCode.BUSY, message=message, id=speak.id)
+        return None
+
+    def _request(self, speak: Speak) -> Request:
+        sampling = self._engine.spec.sampling
+        seed = sampling.seed if speak.seed is None else speak.seed
+        temperature = sampling.temperature if speak.temperature is None else speak.temperature
+        sampling = replace(sampling, seed=seed, temperature=temperature)
+        return Request(speak.text, sampling, speak.speaker, speak.instruction, epoch=self._buffer.epoch)
+
+    # ---- to and from the engine -------------------------------------------------------------------------------
+
+    def _submit_waiting(self) -> None:
+        """Hands the engine the next utterances, each with the one that it continues."""
+        room = LOOKAHEAD - sum(utterance.in_engine for utterance in self._live.values())
+        follows: int | None = None
+        for utterance in self._live.values():
+            if utterance.request_id is None and room > 0:
+                room -= 1
+                request = replace(utterance.request, follows=follows)
+                utterance.request_id = self._engine.submit(request, partial(self._deliver, utterance))
+            follows = utterance.request_id
+
+    def _deliver(self, utterance: Utterance, output: Output) -> None:
+        """Called on the engine's reader thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._take, utterance, output)
+        except RuntimeError:
+            log.debug("the event loop is closed, an output of %s is dropped", utterance.id)
+
+    def _take(self, utterance: Utterance, output: Output) -> None:
+        if self._live.get(utterance.id) is not utterance:
+            return  # stopped meanwhile
+        if isinstance(output, Chunk):
+            self._take_chunk(utterance, output)
+            return
+        if isinstance(output, Failed):
+            wait = None if output.retry_after is None else 1000 * output.retry_after
+            reason = output.message[:MAX_REASON_CHARS]
+            self._report(Error(code=output.code, message=reason, id=utterance.id, retry_after_ms=wait))
+        utterance.reason = FAILED if isinstance(output, Failed) else output.reason
+        self._buffer.end(utterance.id)
+        self._submit_waiting()
+        self._settle(utterance)
+
+    def _take_chunk(self, utterance: Utterance, chunk: Chunk) -> None:
+        now = self._clock.now()
+        if utterance.first_pcm_at is None:
+            utterance.first_pcm_at = now
+            if not utterance.waited:
+                self._metrics.ttfa.observe(now - utterance.asked_at)
+        self._buffer.push(utterance.id, chunk.epoch, chunk.pcm, now, chunk.slack, chunk.final)
+
+    def _playhead(self, utterance: str, played_samples: int, at: float, running: bool) -> None:
+        request_id = self._live[utterance].request_id
+        if request_id is not None:
+            jitter = self._buffer.jitter + self._listener_jitter
+            self._engine.playhead(Playhead(request_id, played_samples, at, running, jitter))
+
+    # ---- from the track ---------------------------------------------------------------------------------------
+
+    def _packet_sent(self, packet: Packet) -> None:
+        self._metrics.packets.inc()
+        self._metrics.stalls.inc(self.track.pace.stalls - self._stalls)
+        self._stalls = self.track.pace.stalls
+        for cue in packet.cues:
+            if cue.utterance in self._live:
+                self._take_cue(self._live[cue.utterance], cue)
+        if packet.playing in self._live and not packet.cues:
+            self._progress(self._live[packet.playing], packet)
+
+    def _take_cue(self, utterance: Utterance, cue: Cue) -> None:
+        running = cue.kind in (CueKind.STARTED, CueKind.RESUMED)
+        self._playhead(cue.utterance, cue.played_samples, cue.at, running)
+        self._playhead_at = cue.at
+        utterance.paused = cue.kind is CueKind.PAUSED
+        match cue.kind:
+            case CueKind.STARTED:
+                assert utterance.first_pcm_at is not None
+                self.send(SpeechStarted(id=utterance.id, ttfa_ms=1000 * (utterance.first_pcm_at - utterance.asked_at)))
+            case CueKind.RESUMED:
+                self._underrun(utterance, cue)
+            case CueKind.ENDED:
+                utterance.heard_samples = cue.played_samples
+                self._settle(utterance)
+
+    def _underrun(self, utterance: Utterance, cue: Cue) -> None:
+        utterance.underruns += 1
+        self._metrics.missed.inc(cue.missed_samples / self._rate)
+        heard, missed = self._ms(cue.played_samples), self._ms(cue.missed_samples)
+        count = utterance.underruns
+        self.send(SpeechUnderrun(id=utterance.id, heard_ms=heard, missed_ms=missed, underruns=count))
+
+    def _progress(self, utterance: Utterance, packet: Packet) -> None:
+        if packet.at - self._playhead_at >= PLAYHEAD_SECONDS:
+            self._playhead_at = packet.at
+            self._playhead(utterance.id, packet.played_samples, packet.at, running=True)
+        if packet.at - self._progress_at >= PROGRESS_SECONDS:
+            self._progress_at = packet.at
+            heard, buffered = self._ms(self._buffer.heard(utterance.id)), 1000 * self._buffer.buffered
+            count = utterance.underruns
+            self.send(SpeechProgress(id=utterance.id, heard_ms=heard, buffered_ms=buffered, underruns=count))
+
+    def _settle(self, utterance: Utterance) -> None:
+        """An utterance is over when the engine makes no more of it and all that it made was played."""
+        if utterance.reason is None or utterance.heard_samples is None:
+            return
+        del self._live[utterance.id]
+        self._stopped(utterance, utterance.reason, utterance.heard_samples)
+        self._submit_waiting()
+        if not self._live:
+            self._idle.set()
+
+    def _stopped(self, utterance: Utterance, reason: str, heard_samples: int) -> None:
+        self._metrics.utterances.labels(reason).inc()
+        self._metrics.underruns.inc(utterance.underruns)
+        heard = self._ms(heard_samples)
+        self.send(SpeechStopped(id=utterance.id, reason=str(reason), heard_ms=heard, underruns=utterance.underruns))
+
+    def _error(self, code: ErrorCode, message: str, utterance: str | None = None) -> None:
+        self._report(Error(code=code, message=message[:MAX_REASON_CHARS], id=utterance))
+
+    def _report(self, error: Error) -> None:
+        self._metrics.errors.labels(error.code).inc()
+        self.send(error)
+
+    def _ms(self, samples: int) -> float:
+        return 1000 * samples / self._rate

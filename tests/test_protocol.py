@@ -1,0 +1,151 @@
+"""agent/protocol.py: what goes over the data channel, in both directions, and what is not taken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.protocol import (
+    MAX_MESSAGE_BYTES,
+    ClientMessage,
+    Error,
+    Ping,
+    Pong,
+    ProtocolError,
+    SessionCreated,
+    Speak,
+    SpeechProgress,
+    SpeechStarted,
+    SpeechStopped,
+    SpeechUnderrun,
+    Stats,
+    Stop,
+    decode,
+    encode,
+)
+from engine.core import ErrorCode
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"type": "speak", "id": "a", "text": "Hi."}', Speak(id="a", text="Hi.")),
+        (
+            '{"type":"speak","id":"a","text":"Hi.","speaker":"S1","instruction":"softly","seed":3,"temperature":0}',
+            Speak(id="a", text="Hi.", speaker="S1", instruction="softly", seed=3, temperature=0.0),
+        ),
+        ('{"type": "stop"}', Stop()),
+        ('{"type": "stats"}', Stats()),
+        ('{"type": "stats", "jitter": 0.01, "packets_lost": 3}', Stats(jitter=0.01, packets_lost=3)),
+        ('{"type": "ping"}', Ping()),
+        ('{"type": "ping", "t": 12.5}', Ping(t=12.5)),
+    ],
+)
+def test_client_messages(text: str, message: ClientMessage) -> None:
+    assert decode(text) == message
+    assert decode(text.encode()) == message
+
+
+@pytest.mark.parametrize(
+    ("message", "fields"),
+    [
+        (
+            SessionCreated(
+                id="c", voice="v", licence="L", sample_rate=24_000, modes=("plain",), max_text_chars=9, max_queued=8
+            ),
+            {
+                "type": "session.created",
+                "id": "c",
+                "voice": "v",
+                "licence": "L",
+                "sample_rate": 24_000,
+                "modes": ["plain"],
+                "max_text_chars": 9,
+                "max_queued": 8,
+            },
+        ),
+        (SpeechStarted(id="a", ttfa_ms=120.5), {"type": "speech.started", "id": "a", "ttfa_ms": 120.5}),
+        (
+            SpeechProgress(id="a", heard_ms=1.0, buffered_ms=2.0, underruns=0),
+            {"type": "speech.progress", "id": "a", "heard_ms": 1.0, "buffered_ms": 2.0, "underruns": 0},
+        ),
+        (
+            SpeechUnderrun(id="a", heard_ms=1.0, missed_ms=2.0, underruns=1),
+            {"type": "speech.underrun", "id": "a", "heard_ms": 1.0, "missed_ms": 2.0, "underruns": 1},
+        ),
+        (
+            SpeechStopped(id="a", reason="end", heard_ms=5.0),
+            {"type": "speech.stopped", "id": "a", "reason": "end", "heard_ms": 5.0},
+        ),
+        (
+            Error(code=ErrorCode.BUSY, message="m", id="a", retry_after_ms=10.0),
+            {"type": "error", "code": "busy", "message": "m", "id": "a", "retry_after_ms": 10.0},
+        ),
+        (Pong(t=3.0), {"type": "pong", "t": 3.0}),
+        (Pong(), {"type": "pong"}),
+    ],
+)
+def test_server_messages(message: msgspec.Struct, fields: dict[str, object]) -> None:
+    assert json.loads(encode(message)) == fields  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "truncated"),
+        ("{", "truncated"),
+        ("null", "object"),
+        ("{}", "type"),
+        ('{"type": 3}', "type"),
+        ('{"type": "speech.started", "id": "a", "ttfa_ms": 1}', "speech.started"),  # only the server says that
+        ('{"type": "speak", "id": "a"}', "text"),
+        ('{"type": "speak", "text": "a"}', "id"),
+        ('{"type": "speak", "id": "' + "i" * 129 + '", "text": "a"}', "128"),
+        ('{"type": "speak", "id": "a", "text": "b", "seed": 1.5}', "seed"),
+        ('{"type": "stop", "now": true}', "now"),
+        ('{"type": "ping", "t": NaN}', "malformed"),
+    ],
+)
+def test_what_cannot_be_taken_says_where(text: str, words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        decode(text)
+
+
+def test_an_error_does_not_echo_more_than_a_line() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        decode('{"type": "stop", "' + "k" * 10_000 + '": 1}')
+    assert len(str(caught.value)) <= 300
+
+
+def test_a_message_may_have_16_kb_counted_in_bytes() -> None:
+    frame = len('{"type":"speak","id":"a","text":""}')
+    fits = json.dumps({"type": "speak", "id": "a", "text": "x" * (MAX_MESSAGE_BYTES - frame)}, separators=(",", ":"))
+    assert len(fits) == 16_384
+    decode(fits)
+    with pytest.raises(ProtocolError, match="at most 16384 bytes, got 16385"):
+        decode(fits + " ")
+    with pytest.raises(ProtocolError, match="16384"):
+        decode(json.dumps({"type": "speak", "id": "a", "text": "é" * 8192}, ensure_ascii=False))
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200))
+def test_anything_else_is_a_protocol_error_and_nothing_worse(data: bytes | str) -> None:
+    with contextlib.suppress(ProtocolError):
+        assert isinstance(decode(data), msgspec.Struct)
+
+
+@given(st.text(), st.text(min_size=1, max_size=128))
+def test_text_survives_the_channel(text: str, name: str) -> None:
+    message = json.dumps({"type": "speak", "id": name, "text": text})
+    try:
+        spoken = decode(message)
+    except ProtocolError as error:
+        assert "surrogate" in str(error) or "16384" in str(error) or "unicode" in str(error).lower()
+        return
+    assert isinstance(spoken, Speak)
+    assert (spoken.id, spoken.text) == (name, text)

@@ -1,0 +1,466 @@
+"""agent/session.py: order, errors, stop, progress and playheads of one conversation, with a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from scripted_runtime import SPEC, ScriptedRuntime
+
+from agent.metrics import AgentMetrics
+from agent.protocol import ServerMessage, encode
+from agent.session import LOOKAHEAD, Session
+from engine.core import ErrorCode, FinishReason, Mode
+
+
+class ScriptedTime:
+    def __init__(self) -> None:
+        self.time = 50.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class Call:
+    """A session, its engine, its clock, and all that it said; packets are popped by hand."""
+
+    def __init__(self, executor: ThreadPoolExecutor, **options: Any) -> None:
+        self.time, self.engine, self.said = ScriptedTime(), ScriptedRuntime(options.pop("spec", SPEC)), list[Any]()
+        self.metrics = AgentMetrics(self.engine.snapshot)
+        self.session = Session("call", self.engine, executor, self.time, self.metrics, **options)
+        self.session.send = self.take
+
+    def take(self, message: ServerMessage) -> None:
+        self.said.append(json.loads(encode(message)))
+
+    def client(self, **message: Any) -> None:
+        self.session.receive(msgspec.json.encode(message))
+
+    def speak(self, name: str, text: str = "some words", **options: Any) -> None:
+        self.client(type="speak", id=name, text=text, **options)
+
+    async def packets(self, count: int) -> None:
+        """The engine's outputs are taken in, then packets are sent, 20 ms apart."""
+        await asyncio.sleep(0)  # call_soon_threadsafe
+        for _ in range(count):
+            self.session._packet_sent(self.session._buffer.pop(480, self.time.time))
+            self.time.time += 0.02
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.said if message["type"] == kind]
+
+    @property
+    def types(self) -> list[str]:
+        return [message["type"] for message in self.said if message["type"] != "speech.progress"]
+
+    def count(self, name: str) -> float:
+        lines = self.metrics.render().decode().splitlines()
+        return next(float(line.split()[-1]) for line in lines if line.startswith(name + " "))
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+@pytest.fixture
+async def call(executor: ThreadPoolExecutor) -> Call:
+    return Call(executor)
+
+
+async def test_it_introduces_the_voice(call: Call) -> None:
+    call.session.introduce()
+    assert call.said == [
+        {
+            "type": "session.created",
+            "id": "call",
+            "voice": "scripted",
+            "licence": "Apache-2.0",
+            "sample_rate": 24_000,
+            "modes": ["plain"],
+            "max_text_chars": 200,
+            "max_queued": 8,
+        }
+    ]
+
+
+async def test_an_utterance_from_speak_to_its_last_word(call: Call) -> None:
+    call.speak("a", "Hello.")
+    call.time.time += 0.1
+    call.engine.say(1, frames=1)
+    await call.packets(1)
+    call.engine.say(1, frames=1, final=True)
+    call.engine.finish(1)
+    await call.packets(8)
+    assert call.types == ["speech.started", "speech.stopped"]
+    assert call.told("speech.started")[0] == {"type": "speech.started", "id": "a", "ttfa_ms": pytest.approx(100.0)}
+    assert call.told("speech.stopped")[0] == {
+        "type": "speech.stopped",
+        "id": "a",
+        "reason": "end",
+        "heard_ms": pytest.approx(160.0),
+    }
+    assert call.session.quiet
+    assert call.count('breezert_utterances_total{reason="end"}') == 1
+    assert call.count("breezert_ttfa_seconds_sum") == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("reason", "word"), [(FinishReason.LENGTH, "length"), (FinishReason.END, "end")])
+async def test_the_reason_comes_from_the_engine_even_after_everything_was_played(
+    call: Call, reason: FinishReason, word: str
+) -> None:
+    call.speak("a")
+    call.engine.say(1, final=True)
+    await call.packets(6)
+    assert call.types == ["speech.started"]  # played, but the engine has not said its last word
+    call.engine.finish(1, reason)
+    await call.packets(1)
+    assert call.told("speech.stopped")[0]["reason"] == word
+
+
+async def test_the_request_has_the_voices_defaults_and_what_the_client_chose(call: Call) -> None:
+    call.speak("a", "one")
+    call.speak("b", "two", seed=99, temperature=0.0, speaker="S1")
+    first, second = (job.request for job in call.engine.jobs.values())
+    assert (first.text, first.speaker, first.sampling) == ("one", "S0", SPEC.sampling)
+    assert (second.speaker, second.sampling) == ("S1", replace(SPEC.sampling, seed=99, temperature=0.0))
+
+
+async def test_utterances_are_submitted_in_order_each_with_the_one_it_follows(call: Call) -> None:
+    for name in "abcd":
+        call.speak(name, name)
+    assert len(call.engine.jobs) == LOOKAHEAD == 2
+    assert [job.request.follows for job in call.engine.jobs.values()] == [None, 1]
+    call.engine.say(1, final=True)
+    call.engine.finish(1)  # generated, not yet played
+    await call.packets(1)
+    assert [job.request.text for job in call.engine.jobs.values()] == ["a", "b", "c"]
+    assert call.engine.jobs[3].request.follows == 2
+    call.engine.finish(2)
+    call.engine.finish(3)
+    await call.packets(0)
+    call.engine.finish(4)
+    await call.packets(6)
+    assert call.engine.jobs[4].request.follows == 3
+    assert [message["id"] for message in call.told("speech.stopped")] == ["a", "b", "c", "d"]
+    call.speak("e")
+    assert call.engine.jobs[5].request.follows is None  # everything before it is over
+
+
+async def test_a_second_utterance_plays_after_the_first_without_a_gap(call: Call) -> None:
+    call.speak("a")
+    call.speak("b")
+    call.engine.say(2, frames=1)  # the engine may be early with the second
+    await call.packets(2)
+    assert call.types == []
+    call.engine.say(1, frames=1, final=True)
+    call.engine.finish(1)
+    call.engine.say(2, frames=1, final=True)
+    call.engine.finish(2)
+    await call.packets(12)
+    assert [(message["type"], message["id"]) for message in call.said if message["type"] != "speech.progress"] == [
+        ("speech.started", "a"),
+        ("speech.stopped", "a"),
+        ("speech.started", "b"),
+        ("speech.stopped", "b"),
+    ]
+    assert [message["heard_ms"] for message in call.told("speech.stopped")] == pytest.approx([80.0, 160.0])
+    assert call.count("breezert_ttfa_seconds_count") == 1  # b had to wait for a
+
+
+async def test_stop_cancels_everything_and_says_what_was_heard(call: Call) -> None:
+    for name in "abc":
+        call.speak(name)
+    call.engine.say(1, frames=5)
+    await call.packets(3)
+    call.client(type="stop")
+    assert call.engine.cancelled == [1, 2]
+    assert [(m["id"], m["reason"], m["heard_ms"]) for m in call.told("speech.stopped")] == [
+        ("a", "cancelled", pytest.approx(60.0)),
+        ("b", "cancelled", 0.0),
+        ("c", "cancelled", 0.0),
+    ]
+    assert call.session.quiet
+    call.engine.say(1, frames=1)  # was on its way
+    call.engine.finish(1, FinishReason.CANCELLED)
+    said = len(call.said)
+    await call.packets(3)
+    assert len(call.said) == said
+    assert not call.session._buffer.pop(480, 60.0).samples.any()
+
+
+async def test_speech_after_a_stop_is_of_a_new_epoch_and_may_use_an_old_name(call: Call) -> None:
+    call.speak("a")
+    call.engine.say(1)
+    await call.packets(1)
+    call.client(type="stop")
+    call.speak("a")
+    assert [job.request.epoch for job in call.engine.jobs.values()] == [0, 1]
+    call.engine.say(1, frames=3)  # late audio of the old one
+    call.engine.say(2, frames=1, final=True)
+    call.engine.finish(2)
+    await call.packets(6)
+    assert call.told("speech.stopped")[-1]["heard_ms"] == pytest.approx(80.0)
+
+
+async def test_stop_in_silence_is_no_event(call: Call) -> None:
+    call.client(type="stop")
+    assert call.said == []
+
+
+async def test_an_underrun_is_reported_with_its_silence_and_counted(call: Call) -> None:
+    call.speak("a")
+    call.engine.say(1, frames=1, slack=0.5)
+    await call.packets(6)  # 4 of speech, 2 of silence
+    call.engine.say(1, frames=1, final=True)
+    call.engine.finish(1)
+    await call.packets(5)
+    assert call.types == ["speech.started", "speech.underrun", "speech.stopped"]
+    assert call.told("speech.underrun")[0] == {
+        "type": "speech.underrun",
+        "id": "a",
+        "heard_ms": pytest.approx(80.0),
+        "missed_ms": pytest.approx(40.0),
+        "underruns": 1,
+    }
+    assert call.told("speech.stopped")[0]["underruns"] == 1
+    assert call.count("breezert_underruns_total") == 1
+    assert call.count("breezert_underrun_seconds_total") == pytest.approx(0.04)
+
+
+async def test_an_end_that_is_known_late_is_no_underrun(call: Call) -> None:
+    call.speak("a")
+    call.engine.say(1, frames=1)
+    await call.packets(6)
+    call.engine.finish(1)
+    await call.packets(1)
+    assert call.types == ["speech.started", "speech.stopped"]
+    assert "underruns" not in call.told("speech.stopped")[0]
+
+
+async def test_a_stop_while_speech_stands_still_counts_the_underrun(call: Call) -> None:
+    call.speak("a")
+    call.engine.say(1, frames=1)
+    await call.packets(6)
+    call.client(type="stop")
+    assert call.told("speech.stopped")[0]["underruns"] == 1
+
+
+async def test_progress_at_most_five_times_a_second(call: Call) -> None:
+    call.speak("a")
+    call.engine.say(1, frames=25)
+    await call.packets(100)  # two seconds
+    progress = call.told("speech.progress")
+    assert 9 <= len(progress) <= 10
+    assert progress[0]["heard_ms"] == pytest.approx(40.0)
+    assert progress[0]["buffered_ms"] == pytest.approx(1960.0)
+    assert progress[0]["underruns"] == 0
+
+
+async def test_playheads_are_the_real_playback_clock(call: Call) -> None:
+    call.speak("a")
+    call.speak("b")
+    call.engine.say(1, frames=5, slack=1.0)
+    await call.packets(20)
+    await call.packets(1)  # stands still
+    call.engine.say(1, frames=1, final=True)
+    call.engine.finish(1)
+    call.engine.say(2, frames=1, final=True)
+    call.engine.finish(2)
+    await call.packets(10)
+    heads = [(h.request_id, h.played_samples, round(h.at - 50.0, 3), h.running) for h in call.engine.playheads]
+    assert heads == [
+        (1, 0, 0.0, True),
+        (1, 3840, 0.16, True),
+        (1, 7680, 0.32, True),
+        (1, 9600, 0.4, False),
+        (1, 9600, 0.42, True),
+        (1, 11520, 0.5, False),
+        (2, 0, 0.5, True),
+        (2, 1920, 0.58, False),
+    ]
+
+
+async def test_playheads_carry_how_late_chunks_and_packets_come(call: Call) -> None:
+    call.client(type="stats", jitter=0.015, packets_lost=3)
+    call.speak("a")
+    call.engine.say(1, frames=1, slack=0.03)  # predicts the next for 50 ms from now
+    await call.packets(4)
+    call.engine.say(1, frames=1, slack=0.03)  # at 80 ms: 30 ms late
+    await call.packets(5)
+    assert call.engine.playheads[-1].jitter == pytest.approx(0.045)
+
+
+@pytest.mark.parametrize("jitter", [-3.0, 1e300])
+async def test_what_a_client_claims_about_its_jitter_is_bounded(call: Call, jitter: float) -> None:
+    call.client(type="stats", jitter=jitter)
+    call.speak("a")
+    call.engine.say(1)
+    await call.packets(1)
+    assert 0.0 <= call.engine.playheads[0].jitter <= 1.0
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "field", "words"),
+    [
+        ({"id": "a", "text": ""}, "bad_request", "text", "no text"),
+        ({"id": "a", "text": " \n\t"}, "bad_request", "text", "no text"),
+        ({"id": "a", "text": "x" * 201}, "too_long", "text", "at most 200 characters, this one has 201"),
+        ({"id": "a", "text": "x", "temperature": -1}, "bad_request", None, "temperature must be from 0.0 to 10.0"),
+        ({"id": "a", "text": "x", "seed": -1}, "bad_request", None, "seed must be from 0"),
+    ],
+)
+async def test_an_utterance_that_cannot_be_said_is_an_error_with_its_id(
+    call: Call, message: dict[str, Any], code: str, field: str | None, words: str
+) -> None:
+    call.client(type="speak", **message)
+    (error,) = call.said
+    assert (error["type"], error["code"], error.get("field"), error["id"]) == ("error", code, field, "a")
+    assert words in error["message"]
+    assert call.engine.jobs == {}
+    assert call.session.quiet
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("not json", "JSON"),
+        (b'{"type": "\xff\xfe"}', "utf-8"),
+        ("[]", "object"),
+        ('{"type": "shout"}', "shout"),
+        ('{"type": "speak", "id": "a"}', "text"),
+        ('{"type": "speak", "id": "a", "text": "x", "speed": 2}', "speed"),
+        ('{"type": "speak", "id": "", "text": "x"}', "id"),
+        ('{"type": "speak", "id": "a", "text": 5}', "text"),
+        ('{"type": "ping", "t": "' + "x" * 16_384 + '"}', "16384 bytes"),
+    ],
+)
+async def test_a_message_that_cannot_be_taken_is_one_error_event(call: Call, data: str | bytes, words: str) -> None:
+    call.session.receive(data)
+    (error,) = call.said
+    assert error["code"] == "bad_request"
+    assert words.lower() in error["message"].lower()
+    call.client(type="ping", t=4)
+    assert call.said[1] == {"type": "pong", "t": 4.0}
+
+
+async def test_a_name_that_is_taken_is_refused_and_the_first_goes_on(call: Call) -> None:
+    call.speak("a")
+    call.speak("a")
+    (error,) = call.said
+    assert (error["code"], error["field"]) == ("bad_request", "id")
+    assert "id" not in error  # a client would take it for the end of the first
+    assert len(call.engine.jobs) == 1
+
+
+async def test_one_utterance_more_than_may_wait_is_busy(executor: ThreadPoolExecutor) -> None:
+    call = Call(executor, max_queued=3)
+    for name in "abcd":
+        call.speak(name)
+    (error,) = call.said
+    assert (error["code"], error["id"]) == ("busy", "d")
+    assert call.engine.jobs.keys() == {1, 2}
+
+
+async def test_a_failed_utterance_is_an_error_and_the_next_goes_on(call: Call) -> None:
+    call.speak("a")
+    call.speak("b")
+    call.engine.fail(1, ErrorCode.BUSY, "no slot is free", retry_after=1.5)
+    call.engine.say(2, final=True)
+    call.engine.finish(2)
+    await call.packets(6)
+    assert call.said[0] == {
+        "type": "error",
+        "code": "busy",
+        "message": "no slot is free",
+        "id": "a",
+        "retry_after_ms": 1500.0,
+    }
+    assert [(m["id"], m["reason"]) for m in call.told("speech.stopped")] == [("a", "failed"), ("b", "end")]
+    assert call.count('breezert_errors_total{code="busy"}') == 1
+
+
+async def test_an_engine_that_dies_lets_what_it_made_be_heard(call: Call) -> None:
+    call.speak("a")
+    call.engine.say(1, frames=2)
+    await call.packets(1)
+    call.engine.fail(1, ErrorCode.ENGINE_DIED, "the engine ended")
+    await call.packets(10)
+    assert call.types == ["speech.started", "error", "speech.stopped"]
+    assert call.told("speech.stopped")[0]["heard_ms"] == pytest.approx(160.0)
+
+
+async def test_a_flood_of_messages_is_cut_with_one_error_event(call: Call) -> None:
+    for _ in range(300):
+        call.client(type="ping")
+    assert len(call.told("pong")) == 100
+    assert [error["code"] for error in call.told("error")] == ["busy"]
+    call.time.time += 1.0
+    call.client(type="ping")
+    assert call.said[-1]["type"] == "pong"
+
+
+async def test_a_voice_at_a_rate_that_opus_does_not_take_is_refused(executor: ThreadPoolExecutor) -> None:
+    with pytest.raises(ValueError, match="22050"):
+        Call(executor, spec=replace(SPEC, sample_rate=22_050))
+
+
+async def test_modes_are_told_by_name(executor: ThreadPoolExecutor) -> None:
+    call = Call(executor, spec=replace(SPEC, modes=frozenset(Mode)))
+    call.session.introduce()
+    assert call.said[0]["modes"] == ["clone", "design", "direction", "plain"]
+
+
+# ---- the end --------------------------------------------------------------------------------------------------
+
+
+async def test_close_gives_everything_back_and_says_nothing_more(call: Call) -> None:
+    for name in "abc":
+        call.speak(name)
+    call.engine.say(1)
+    await call.packets(1)
+    said = len(call.said)
+    call.session.close()
+    call.engine.finish(1, FinishReason.CANCELLED)
+    call.speak("d")
+    await call.packets(2)
+    assert call.engine.cancelled == [1, 2]
+    assert len(call.engine.jobs) == 2
+    assert len(call.said) == said
+    assert call.session.track.readyState == "ended"
+
+
+async def test_a_session_that_is_told_to_end_finishes_and_takes_nothing_new(call: Call) -> None:
+    call.speak("a")
+    call.session.refuse("the server is about to end")
+    call.speak("b")
+    assert [(error["code"], error["id"]) for error in call.told("error")] == [("closed", "b")]
+    waiting = asyncio.ensure_future(call.session.idle())
+    call.engine.say(1, final=True)
+    call.engine.finish(1)
+    await call.packets(5)
+    await asyncio.sleep(0)
+    assert waiting.done()
+
+
+async def test_outputs_after_the_loop_has_closed_are_dropped(executor: ThreadPoolExecutor) -> None:
+    engine = ScriptedRuntime()
+
+    async def start() -> None:
+        call = Call(executor)
+        call.engine = engine
+        call.session._engine = engine
+        call.speak("a")
+
+    await asyncio.to_thread(asyncio.run, start())
+    engine.say(1)  # on another thread, as from the reader: must not raise
