@@ -1,0 +1,332 @@
+"""Takes events in, gives steps and audio out: admission, deadlines and ends. It knows neither the device nor the time.
+
+What runs next is engine.choice's business; here is what a stream may use, when it must send, and when it is over.
+
+A stream that is more than Limits.max_lead ahead of its listener is not run, even on an idle engine: audio that may
+never be heard costs nothing then. It is held between two chunks only, so it leads by at most max_lead plus one chunk
+of 16 frames; wake_at says when it goes on. A listener who never says where he stands (a file that is written) is not
+waited for: his slack grows, so that he is served last. An utterance that follows another starts when that one is
+generated and its end is less than max_lead away; until then it holds neither slot nor page.
+"""
+
+from __future__ import annotations
+
+from math import ceil, inf
+
+from engine import chunking
+from engine.choice import Candidate, choose
+from engine.core import (
+    PCM,
+    Cancel,
+    Chunk,
+    Codes,
+    ErrorCode,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Limits,
+    ModelSpec,
+    Output,
+    Playhead,
+    Row,
+    Stage,
+    Step,
+    StepResult,
+    Submit,
+)
+from engine.metrics import Count, Measure, Metrics
+from engine.pages import PageAllocator
+from engine.predictor import Playback, Predictor
+from engine.stream import Stream, frame_limit, pages_needed
+
+REMEMBERED = 256
+"""Ended utterances whose place on the playback clock is kept, for their playheads and for what follows them."""
+FIRST_HOLDING = 5.0
+"""Seconds that a request is taken to hold its slots while none has ended yet."""
+
+
+class Scheduler:
+    """Which stage runs next, for which requests. One thread calls it, in the order of engine.loop."""
+
+    def __init__(self, spec: ModelSpec, limits: Limits, predictor: Predictor) -> None:
+        self.metrics = Metrics()
+        self._spec = spec
+        self._limits = limits
+        self._predictor = predictor
+        self._pages = PageAllocator(limits.num_pages)
+        self._slots = PageAllocator(limits.num_slots)  # numbers that are given out, like pages
+        self._queue: dict[int, Stream] = {}
+        self._admitted: dict[int, Stream] = {}
+        self._leaving: list[Stream] = []
+        self._said: dict[int, Playback] = {}
+        self._in_flight: tuple[Step, tuple[Stream, ...], float] | None = None
+        self._pace = predictor.pace(1, limits.max_batch)
+        self._holding = FIRST_HOLDING
+        self._wake_at: float | None = None
+
+    @property
+    def wake_at(self) -> float | None:
+        """After a plan without a step: when to plan again if no event comes. None: only an event can bring work."""
+        return self._wake_at
+
+    def snapshot(self) -> dict[str, float]:
+        """All metrics, and what is used right now, by name."""
+        return self.metrics.snapshot() | {
+            "requests_queued": float(len(self._queue)),
+            "requests_active": float(len(self._admitted)),
+            "slots_free": float(self._slots.num_free),
+            "pages_free": float(self._pages.num_free),
+        }
+
+    def apply(self, event: Event, now: float) -> list[Output]:
+        """Take an event in. A refusal and the end of a cancelled request are returned at once."""
+        match event:
+            case Submit():
+                return self._submit(event, now)
+            case Cancel():
+                stream = self._find(event.request_id)
+                return [self._end(stream, FinishReason.CANCELLED, now)] if stream else []
+            case Playhead():
+                self._move(event)
+                return []
+
+    def plan(self, now: float) -> Step | None:
+        """The next step, or None when nobody needs one before wake_at. Nothing may be in flight."""
+        assert self._in_flight is None, f"plan before commit of {self._in_flight}"
+        self._free()
+        self._admit(now)
+        lead = self._limits.max_lead
+        running = [stream for stream in self._admitted.values() if now >= stream.due_at(lead)]
+        if not running:
+            self._wake_at = self._next_due(now)
+            return None
+        self._pace = self._predictor.pace(len(running), self._limits.max_batch)
+        rows = choose([self._judge(stream, now) for stream in running], self._predictor, self._limits)
+        step = Step(rows[0].stage, tuple(c.stream.row(c.stage, c.count) for c in rows))
+        self._in_flight = step, tuple(c.stream for c in rows), now
+        return step
+
+    def commit(self, step: Step, result: StepResult, now: float) -> list[Output]:
+        """Take the planned step's result in; returns its audio and the ends. Rows cancelled meanwhile are dropped."""
+        assert self._in_flight is not None and self._in_flight[0] is step, f"commit of a step not planned: {step}"
+        _, streams, started = self._in_flight
+        self._in_flight = None
+        self.metrics.count(Count.STEPS)
+        self.metrics.count(Count.BUSY, now - started)
+        outputs: list[Output] = []
+        for index, (stream, row) in enumerate(zip(streams, step.rows, strict=True)):
+            if self._admitted.get(row.request_id) is stream:
+                stream.stage_seconds[step.stage] += (now - started) / step.batch
+                outputs += self._advance(stream, step.stage, row, result, index, now)
+        return outputs
+
+    # Entry
+
+    def _submit(self, submit: Submit, now: float) -> list[Output]:
+        self.metrics.count(Count.SUBMITTED)
+        refusal = self._impossible(submit)
+        if refusal is None:
+            self._enqueue(submit, now)
+            self._admit(now)
+            refusal = self._overflow(submit)
+        if refusal is None:
+            return []
+        self.metrics.count(Count.REFUSED)
+        return [refusal]
+
+    def _impossible(self, submit: Submit) -> Failed | None:
+        """Why this request could never be served, whatever the load."""
+        rows, length = len(submit.prompt.rows), submit.prompt.length if submit.prompt.rows else 0
+        if not length:
+            return _refusal(submit, ErrorCode.BAD_REQUEST, "expected a prompt, got an empty one: send some text")
+        if rows > self._limits.num_slots:
+            reason = f"it needs {rows} slots, the engine has {self._limits.num_slots}: set cfg_scale to 1"
+            return _refusal(submit, ErrorCode.BAD_REQUEST, reason)
+        frames = frame_limit(submit, self._spec)
+        if frames < 1:
+            reason = f"expected at most {self._spec.max_positions - 2} prompt positions, got {length}: shorten it"
+            return _refusal(submit, ErrorCode.TOO_LONG, reason)
+        pages = sum(pages_needed(submit, frames, self._limits.page_size))
+        if pages > self._limits.num_pages:
+            reason = f"it needs {pages} pages, the engine has {self._limits.num_pages}: lower max_frames ({frames})"
+            return _refusal(submit, ErrorCode.TOO_LONG, reason)
+        return None
+
+    def _enqueue(self, submit: Submit, now: float) -> None:
+        assert self._find(submit.request_id) is None, f"request_id {submit.request_id} is in use"
+        stream = Stream.accept(submit, self._spec, self._limits, now)
+        if submit.follows is not None:
+            stream.after = self._find(submit.follows)
+            self._follow(stream, self._said.get(submit.follows), now)
+        self._queue[submit.request_id] = stream
+
+    def _follow(self, stream: Stream, said: Playback | None, now: float) -> None:
+        """Start it where `said` ends; as a new caller, if that was cut off or there is silence already."""
+        if said is not None and said.deadline(now) > now:
+            stream.playback = Playback(said.clock, said.end)
+            stream.continues = True
+
+    def _overflow(self, submit: Submit) -> Failed | None:
+        """Busy, if the request just enqueued is one more than may wait."""
+        if submit.request_id not in self._queue or len(self._queue) <= self._limits.max_queued:
+            return None
+        del self._queue[submit.request_id]
+        reason = f"{len(self._queue)} requests are waiting already: try again later"
+        return _refusal(submit, ErrorCode.BUSY, reason, self._holding / max(1, len(self._admitted)))
+
+    def _admit(self, now: float) -> None:
+        """Give slots and pages to those whose turn it is: first what continues a reply, then first come first. Who
+        does not fit yet blocks those behind him, or small requests would starve a large one."""
+        for stream in sorted(self._queue.values(), key=lambda stream: not stream.continues):
+            if now < stream.due_at(self._limits.max_lead):
+                continue
+            if not self._reserve(stream):
+                return
+            self._admitted[stream.request_id] = self._queue.pop(stream.request_id)
+            stream.admitted_at = now
+            self.metrics.observe(Measure.QUEUED, now - stream.submitted_at)
+
+    def _reserve(self, stream: Stream) -> bool:
+        """All that the stream may ever need, or nothing: who was admitted cannot run out later."""
+        rows = len(stream.pages_needed)
+        pages = self._pages.allocate(sum(stream.pages_needed)) if self._slots.num_free >= rows else None
+        slots = self._slots.allocate(rows) if pages is not None else None
+        if pages is None or slots is None:
+            return False
+        stream.hold(slots, pages)
+        return True
+
+    # Choice
+
+    def _judge(self, stream: Stream, now: float) -> Candidate:
+        """What the stream needs next, and how long it can wait for it."""
+        if stream.starting:
+            return Candidate(stream, *self._next(stream, inf), -inf)
+        left = stream.playback.left(now)
+        stage, count = self._next(stream, left)
+        codec = self._pace.codec
+        if stage is Stage.CODEC:
+            return Candidate(stream, stage, count, left - codec[count])
+        if stream.pending:  # what is pending could be sent instead
+            return Candidate(stream, stage, count, left - codec[chunking.fitting(stream.pending)], optional=True)
+        work = self._pace.frame + codec[1]
+        if stream.prefilled < stream.prompt_length:
+            work += self._startup(stream)
+        return Candidate(stream, stage, count, left - work)
+
+    def _next(self, stream: Stream, left: float) -> tuple[Stage, int]:
+        """Stage and count of the stream's next step, when its listener has `left` seconds of audio."""
+        pending = stream.pending
+        if stream.reason is not None:
+            return Stage.CODEC, chunking.fitting(pending)
+        send = pending and chunking.sendable(pending, stream.wanted, left, self._pace.frame, self._pace.codec)
+        if send:
+            return Stage.CODEC, send
+        return stream.stage, stream.next_count(self._limits.max_prefill_tokens)
+
+    def _startup(self, stream: Stream) -> float:
+        """Predicted seconds until the prompt is in."""
+        left, most = stream.prompt_length - stream.prefilled, self._limits.max_prefill_tokens
+        cost = self._predictor.cost
+        text = cost(Stage.TEXT, 1, stream.text_tokens) if stream.stage is Stage.TEXT else 0.0
+        return text + ceil(left / most) * cost(Stage.PREFILL, 1, min(left, most))
+
+    def _next_due(self, now: float) -> float | None:
+        """When the first of those that are held goes on by itself."""
+        streams = (*self._admitted.values(), *self._queue.values())
+        due = [stream.due_at(self._limits.max_lead) for stream in streams]
+        return min((at for at in due if now < at < inf), default=None)
+
+    # Results
+
+    def _advance(
+        self, stream: Stream, stage: Stage, row: Row, result: StepResult, index: int, now: float
+    ) -> list[Output]:
+        stream.advance(stage, row, bool(result.ended) and result.ended[index])
+        outputs: list[Output] = []
+        if stage is Stage.CODEC:
+            outputs.append(self._chunk(stream, row, result.pcm[index], result.codes[index], now))
+        if stream.reason is not None and not stream.pending:
+            outputs.append(self._end(stream, stream.reason, now))
+        return outputs
+
+    def _chunk(self, stream: Stream, row: Row, pcm: PCM, codes: Codes, now: float) -> Chunk:
+        self._measure(stream, row, now)
+        stream.playback.deliver(row.count * self._spec.frame_seconds, now)
+        final = stream.reason is not None and not stream.pending
+        slack = inf if final else self._slack(stream, now)
+        return Chunk(stream.request_id, stream.submit.epoch, row.start, pcm, codes, slack, final)
+
+    def _slack(self, stream: Stream, now: float) -> float:
+        """Chunk.slack of the chunk just delivered. A stream that is held goes on when only max_lead is left."""
+        playback, pending, pace = stream.playback, stream.pending, self._pace
+        if stream.reason is not None:
+            size = chunking.fitting(pending)
+        else:
+            size = chunking.expected(pending, stream.wanted, playback.left(now), pace.frame, pace.codec)
+        reserve = playback.deadline(now) - now
+        if playback.clock.known:
+            reserve = min(reserve, self._limits.max_lead)
+        return reserve - chunking.seconds(size, pending, pace.frame, pace.codec)
+
+    def _measure(self, stream: Stream, row: Row, now: float) -> None:
+        self.metrics.count(Count.CHUNKS)
+        self.metrics.count(Count.FRAMES, row.count)
+        late = now - stream.playback.deadline(now)
+        if stream.first_chunk_at is None:
+            stream.first_chunk_at = now
+            self.metrics.observe(Measure.TTFA, now - stream.submitted_at)
+            late = late if stream.continues else 0.0
+        if late > 0:
+            self.metrics.count(Count.DEADLINE_MISSES)
+            self.metrics.observe(Measure.LATENESS, late)
+
+    # Ends
+
+    def _end(self, stream: Stream, reason: FinishReason, now: float) -> Finished:
+        """The one end of a request that was accepted. What it holds is only marked here."""
+        stream.reason = reason
+        if self._queue.pop(stream.request_id, None) is None:
+            self._leaving.append(self._admitted.pop(stream.request_id))
+            self._holding += 0.1 * (now - stream.admitted_at - self._holding)
+        cancelled = reason is FinishReason.CANCELLED
+        if not cancelled:
+            self._remember(stream)
+        for follower in self._queue.values():
+            if follower.after is stream:
+                follower.after = None
+                self._follow(follower, None if cancelled else stream.playback, now)
+        stats = stream.stats(now)
+        self.metrics.count(Count.CANCELLED if cancelled else Count.FINISHED)
+        if stats.rtf is not None:
+            self.metrics.observe(Measure.RTF, stats.rtf)
+        return Finished(stream.request_id, stream.submit.epoch, reason, stats)
+
+    def _remember(self, stream: Stream) -> None:
+        self._said[stream.request_id] = stream.playback
+        if len(self._said) > REMEMBERED:
+            del self._said[next(iter(self._said))]
+
+    def _free(self) -> None:
+        """Take back what ended streams held: only here, because now nothing is in flight."""
+        for stream in self._leaving:
+            self._slots.free(stream.slots)
+            for pages in stream.pages:
+                self._pages.free(pages)
+        self._leaving.clear()
+
+    def _find(self, request_id: int) -> Stream | None:
+        return self._admitted.get(request_id) or self._queue.get(request_id)
+
+    def _move(self, playhead: Playhead) -> None:
+        """The listener's own word on where it stands, in an utterance that lives or has ended."""
+        stream = self._find(playhead.request_id)
+        playback = stream.playback if stream else self._said.get(playhead.request_id)
+        if playback is not None:
+            played = min(playhead.played_samples / self._spec.sample_rate, playback.delivered)
+            playback.clock.move(playback.offset + played, playhead.at, playhead.running, playhead.jitter)
+
+
+def _refusal(submit: Submit, code: ErrorCode, reason: str, retry_after: float | None = None) -> Failed:
+    return Failed(submit.request_id, submit.epoch, code, reason, retry_after)

@@ -1,0 +1,169 @@
+"""One request's way through the stages: what it needs next, and what it has. It does not know other requests.
+
+text -> prefill in parts -> [depth -> (codec | decode)] for each frame -> codec for what is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
+
+from engine import chunking
+from engine.core import (
+    Admission,
+    FinishReason,
+    Limits,
+    ModelSpec,
+    RequestStats,
+    Row,
+    Stage,
+    Submit,
+)
+from engine.predictor import Playback
+
+
+def frame_limit(submit: Submit, spec: ModelSpec) -> int:
+    """Frames that the request may have: its own limit, or what the model's positions leave after the prompt."""
+    return min(submit.sampling.max_frames, spec.max_positions - submit.prompt.length - 1)
+
+
+def pages_needed(submit: Submit, frames: int, page_size: int) -> tuple[int, ...]:
+    """Pages of each prompt row for prompt and frames together."""
+    return tuple(-(-(row.length + frames) // page_size) for row in submit.prompt.rows)
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A request that was accepted. Everything it may ever need is reserved when it is admitted."""
+
+    submit: Submit
+    submitted_at: float
+    max_frames: int
+    pages_needed: tuple[int, ...]
+    prompt_length: int
+    text_tokens: int
+    frame_seconds: float
+    playback: Playback = field(default_factory=Playback)
+    after: Stream | None = None
+    """The utterance that this one continues, while that is still being generated."""
+    continues: bool = False
+    """Its start is known: the end of the utterance before it. Without that it has start priority."""
+    slots: tuple[int, ...] = ()
+    pages: tuple[tuple[int, ...], ...] = ()
+    admitted_at: float = 0.0
+    stage: Stage = Stage.TEXT
+    """What generation needs next; meaningless once it is over."""
+    prefilled: int = 0
+    made: int = 0
+    """Frames that the depth decoder finished."""
+    sent: int = 0
+    """Frames handed over as audio."""
+    chunks: int = 0
+    reason: FinishReason | None = None
+    """Why generation is over."""
+    first_chunk_at: float | None = None
+    stage_seconds: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(Stage, 0.0))
+
+    @classmethod
+    def accept(cls, submit: Submit, spec: ModelSpec, limits: Limits, now: float) -> Stream:
+        frames = frame_limit(submit, spec)
+        return cls(
+            submit,
+            now,
+            frames,
+            pages_needed(submit, frames, limits.page_size),
+            submit.prompt.length,
+            submit.prompt.text_tokens,
+            spec.frame_seconds,
+        )
+
+    @property
+    def request_id(self) -> int:
+        return self.submit.request_id
+
+    @property
+    def pending(self) -> int:
+        """Frames made that are not audio yet."""
+        return self.made - self.sent
+
+    @property
+    def starting(self) -> bool:
+        """A new caller who has not heard anything yet."""
+        return not (self.sent or self.continues)
+
+    @property
+    def resting(self) -> bool:
+        """Between two chunks: the only place where a stream that is far ahead of its listener is held."""
+        return not (self.pending or self.starting)
+
+    def due_at(self, max_lead: float) -> float:
+        """When it may go on: minus infinity for now, infinity for not without an event."""
+        if self.after is not None:
+            return inf
+        return self.playback.due_at(max_lead) if self.resting else -inf
+
+    @property
+    def wanted(self) -> int:
+        """Frames that the next chunk should have."""
+        return chunking.goal(self.chunks)
+
+    def next_count(self, max_prefill_tokens: int) -> int:
+        """Row.count of the stage that generation needs next."""
+        match self.stage:
+            case Stage.TEXT:
+                return self.text_tokens
+            case Stage.PREFILL:
+                return min(max_prefill_tokens, self.prompt_length - self.prefilled)
+        return 1
+
+    def hold(self, slots: tuple[int, ...], pages: tuple[int, ...]) -> None:
+        """Take possession of a slot for each prompt row, and of pages, which are dealt out to the rows in order."""
+        dealt = iter(pages)
+        self.slots, self.pages = slots, tuple(tuple(islice(dealt, count)) for count in self.pages_needed)
+
+    def row(self, stage: Stage, count: int) -> Row:
+        """This request's part of a step."""
+        match stage:
+            case Stage.TEXT:
+                admission = Admission(self.submit.prompt, self.submit.sampling, self.pages)
+                return Row(self.request_id, self.slots, 0, count, admission=admission)
+            case Stage.PREFILL:
+                final = self.prefilled + count == self.prompt_length
+                return Row(self.request_id, self.slots, self.prefilled, count, final=final)
+            case Stage.DEPTH:
+                return Row(self.request_id, self.slots, self.made)
+            case Stage.DECODE:
+                return Row(self.request_id, self.slots, self.made - 1)
+            case Stage.CODEC:
+                return Row(self.request_id, self.slots, self.sent, count)
+
+    def advance(self, stage: Stage, row: Row, ended: bool) -> None:
+        """A step with this row was run; `ended` says that code 0 was the end of speech."""
+        match stage:
+            case Stage.TEXT:
+                self.stage = Stage.PREFILL
+            case Stage.PREFILL:
+                self.prefilled += row.count
+                if row.final:
+                    self._drawn(ended)
+            case Stage.DEPTH:
+                self.made += 1
+                self.stage = Stage.DECODE
+                if self.made == self.max_frames:
+                    self.reason = FinishReason.LENGTH
+            case Stage.DECODE:
+                self._drawn(ended)
+            case Stage.CODEC:
+                self.sent += row.count
+                self.chunks += 1
+
+    def _drawn(self, ended: bool) -> None:
+        self.stage = Stage.DEPTH
+        if ended:
+            self.reason = FinishReason.END
+
+    def stats(self, now: float) -> RequestStats:
+        seconds = self.sent * self.frame_seconds
+        costs = dict(self.stage_seconds)
+        return RequestStats(self.submitted_at, self.first_chunk_at, now, self.sent, seconds, costs)

@@ -1,0 +1,202 @@
+"""The design's arrows: who may import whom, and what stays free of torch, WebRTC, CUDA and clocks.
+
+A module that the tables do not name (a command, a bench) may import what it likes, but no named module may import it.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+WEBRTC = {"aiortc", "aioice", "av", "aiohttp"}
+
+STAGES = (
+    "kv_cache text backbone depth codec codec_blocks codec_transformer sampling weights norm rotary transformer "
+    "prepared"
+)
+ENGINE = {
+    # pure
+    "core": "",
+    "clock": "",
+    "pages": "",
+    "chunking": "",
+    "metrics": "",
+    "predictor": "core chunking",
+    "stream": "core chunking predictor",
+    "choice": "core predictor stream",
+    "scheduler": "core chunking metrics pages predictor stream choice",
+    "loop": "core clock predictor scheduler",
+    "simulator": "core chunking metrics predictor scheduler loop",
+    # device
+    "device": "",
+    **dict.fromkeys(STAGES.split(), f"core device {STAGES}"),
+    "models": f"core device {STAGES}",
+    "models.breeze_tts_2": f"core device models {STAGES}",
+    "batch": "core",
+    "messages": "core",
+    "executor": f"core device batch messages models {STAGES}",
+}
+SCHEDULING = {"pages", "stream", "choice", "scheduler", "loop", "simulator"}
+PURE = (
+    "core",
+    "clock",
+    "pages",
+    "chunking",
+    "metrics",
+    "predictor",
+    "stream",
+    "choice",
+    "scheduler",
+    "loop",
+    "simulator",
+)
+AGENT_LEVELS = (
+    "protocol lateness pace allowance metrics",
+    "playout turn guard",
+    "opus offer wire",
+    "track",
+    "session",
+    "peer",
+    "calls page",
+    "server",
+    "serve",
+)
+AGENT_PURE = ("protocol", "playout", "lateness", "pace", "turn")
+
+
+@cache
+def modules(package: str) -> dict[str, Path]:
+    """Every module's name below the package (its own is left out), with its file."""
+    found = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT / package).with_suffix("").parts)
+        found[name.removesuffix("__init__").rstrip(".")] = path
+    del found[""]
+    return found
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every dotted name that the file imports, at any depth; `from a import b` gives a.b and a."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def inner(package: str, path: Path) -> set[str]:
+    """The package's modules that the file imports."""
+    names = {name.removeprefix(f"{package}.") for name in imported(path) if name.startswith(f"{package}.")}
+    return names & set(modules(package))
+
+
+def outer(path: Path) -> set[str]:
+    """The top-level packages that the file imports."""
+    return {name.partition(".")[0] for name in imported(path)}
+
+
+def present(names: tuple[str, ...], package: str) -> list[str]:
+    """Those that exist: the tables also name what the design has for later."""
+    return [name for name in names if name in modules(package)]
+
+
+@pytest.mark.parametrize("name", present(tuple(ENGINE), "engine"))
+def test_an_engine_module_imports_only_what_the_design_allows(name: str) -> None:
+    assert inner("engine", modules("engine")[name]) - {name} <= set(ENGINE[name].split())
+
+
+@pytest.mark.parametrize("level", range(len(AGENT_LEVELS)))
+def test_agent_modules_import_only_from_below(level: int) -> None:
+    below = {name for names in AGENT_LEVELS[:level] for name in names.split()}
+    for name in present(tuple(AGENT_LEVELS[level].split()), "agent"):
+        above = inner("agent", modules("agent")[name]) - below - {name}
+        assert not above, f"agent.{name} imports {above}, which is not below it"
+
+
+def test_the_engine_never_imports_the_agent_or_webrtc() -> None:
+    for name, path in modules("engine").items():
+        assert not outer(path) & (WEBRTC | {"agent"}), name
+
+
+def test_loop_and_executor_meet_in_one_place() -> None:
+    both = [n for n, path in modules("engine").items() if {"loop", "executor"} <= inner("engine", path)]
+    assert both == ["worker"]
+
+
+def test_the_agent_knows_nothing_of_stages_and_steps() -> None:
+    inside = SCHEDULING | set(STAGES.split()) | {"executor", "models", "device"}
+    for name, path in modules("agent").items():
+        assert not inner("engine", path) & inside, name
+
+
+def test_only_the_clock_reads_time_in_the_engine() -> None:
+    readers = [name for name, path in modules("engine").items() if "time" in outer(path)]
+    assert readers == ["clock"]
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [("engine", name) for name in present(PURE, "engine") if name != "clock"]
+    + [("agent", name) for name in present(AGENT_PURE, "agent")],
+)
+def test_pure_modules_import_nothing_that_acts(package: str, name: str) -> None:
+    acting = {"torch", "time", "datetime", "asyncio", "threading", "multiprocessing", "socket", "os", "subprocess"}
+    assert not outer(modules(package)[name]) & (acting | WEBRTC)
+
+
+def strings(tree: ast.AST) -> Iterator[str]:
+    """String constants and attribute names, without docstrings."""
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.value
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+
+
+def test_cuda_is_known_to_device_only() -> None:
+    files = {f"{package}.{name}": path for package in ("engine", "agent") for name, path in modules(package).items()}
+    knowing = [name for name, path in files.items() if any("cuda" in s for s in strings(ast.parse(path.read_text())))]
+    assert knowing == ["engine.device"]
+
+
+def brought_in(code: str) -> set[str]:
+    """The top-level packages that are loaded after `code` ran in a fresh interpreter."""
+    command = f"{code}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_pure_modules_bring_in_neither_torch_nor_webrtc() -> None:
+    names = [f"engine.{name}" for name in present(PURE, "engine")]
+    names += [f"agent.{name}" for name in present(AGENT_PURE, "agent")]
+    assert not brought_in("import " + ", ".join(names)) & ({"torch"} | WEBRTC)
+
+
+def test_the_runtime_leaves_its_callers_process_without_torch() -> None:
+    assert "torch" not in brought_in("import engine.runtime, engine.__main__")
+
+
+def test_the_engines_commands_work_without_a_webrtc_package() -> None:
+    blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in sorted(WEBRTC))
+    reachable = ", ".join(f"engine.{name}" for name in sorted(reached("__main__")))
+    brought_in(f"import sys; {blocked}; import {reachable}")
+
+
+def reached(start: str) -> set[str]:
+    """All engine modules that this one imports, directly or not, also inside of functions."""
+    seen, todo = {start}, [start]
+    while todo:
+        for name in inner("engine", modules("engine")[todo.pop()]) - seen:
+            seen.add(name)
+            todo.append(name)
+    return seen

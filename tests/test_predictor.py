@@ -1,0 +1,228 @@
+"""Costs from what was seen, and deadlines from where a listener stands."""
+
+from math import inf
+
+import pytest
+
+from engine.core import Row, Stage, Step
+from engine.predictor import FORGET_AFTER, MAX_JITTER, Playback, PlaybackClock, Predictor, Profile, prior
+
+
+def step(stage: Stage, batch: int = 1, length: int = 1) -> Step:
+    return Step(stage, tuple(Row(number, (number + 1,), count=length) for number in range(batch)))
+
+
+def seen(*observed: tuple[Step, float], profile: Profile | None = None) -> Predictor:
+    predictor = Predictor(profile)
+    for one, elapsed in observed:
+        predictor.observe(one, elapsed)
+    return predictor
+
+
+class TestCosts:
+    def test_nothing_seen_is_the_prior(self) -> None:
+        assert Predictor().predict(step(Stage.DEPTH, 2)) == prior(Stage.DEPTH, 2, 1) > 0
+
+    def test_a_first_measurement_replaces_the_prior(self) -> None:
+        predictor = seen((step(Stage.DEPTH), 0.5))
+        assert predictor.predict(step(Stage.DEPTH)) == pytest.approx(0.5)
+        assert predictor.predict(step(Stage.DECODE)) == prior(Stage.DECODE, 1, 1)
+
+    def test_a_batch_size_between_two_seen_ones_costs_something_between(self) -> None:
+        predictor = seen((step(Stage.DEPTH, 1), 0.010), (step(Stage.DEPTH, 5), 0.050), (step(Stage.DEPTH, 5), 0.050))
+        costs = [predictor.cost(Stage.DEPTH, batch) for batch in range(1, 6)]
+        assert costs == sorted(costs)
+        assert costs[0] == pytest.approx(0.010)
+        assert costs[-1] == pytest.approx(0.050)
+
+    def test_a_batch_size_never_seen_is_neither_free_nor_cheaper_than_a_smaller_one(self) -> None:
+        predictor = seen((step(Stage.DEPTH, 1), 0.010), (step(Stage.DEPTH, 2), 0.011), (step(Stage.DEPTH, 2), 0.011))
+        costs = [predictor.cost(Stage.DEPTH, batch) for batch in (2, 3, 8, 64)]
+        assert costs == sorted(costs)
+        assert costs[0] > 0
+
+    def test_an_outlier_alone_changes_nothing(self) -> None:
+        usual = [(step(Stage.DECODE), 0.010)] * 8
+        predictor = seen(*usual, (step(Stage.DECODE), 1.0))
+        assert predictor.predict(step(Stage.DECODE)) == pytest.approx(0.010)
+
+    def test_a_single_slow_first_run_of_a_batch_size_does_not_rule_it_out(self) -> None:
+        predictor = seen((step(Stage.DEPTH, 1), 0.018), (step(Stage.DEPTH, 2), 1.0))
+        assert predictor.cost(Stage.DEPTH, 2) < 2 * predictor.cost(Stage.DEPTH, 1)
+
+    def test_what_happens_often_is_believed(self) -> None:
+        predictor = seen(*[(step(Stage.DECODE), 0.010)] * 8, *[(step(Stage.DECODE), 0.030)] * 8)
+        assert predictor.predict(step(Stage.DECODE)) == pytest.approx(0.030)
+
+    def test_slow_days_are_over_when_the_window_has_passed(self) -> None:
+        predictor = seen(*[(step(Stage.DECODE), 0.030)] * 8, *[(step(Stage.DECODE), 0.010)] * 32)
+        assert predictor.predict(step(Stage.DECODE)) == pytest.approx(0.010)
+
+    def test_a_batch_size_not_run_for_long_is_forgotten(self) -> None:
+        slow = [(step(Stage.DEPTH, 2), 1.0)] * 8
+        predictor = seen((step(Stage.DEPTH, 1), 0.018), *slow, *[(step(Stage.DEPTH, 1), 0.018)] * (FORGET_AFTER - 1))
+        assert predictor.cost(Stage.DEPTH, 2) == pytest.approx(1.0)
+        predictor.observe(step(Stage.DEPTH, 1), 0.018)
+        predictor.observe(step(Stage.DEPTH, 1), 0.018)
+        assert predictor.cost(Stage.DEPTH, 2) < 0.036
+
+    def test_lengths_are_learned_apart(self) -> None:
+        predictor = seen((step(Stage.CODEC, 1, 1), 0.010), (step(Stage.CODEC, 1, 16), 0.040))
+        predictor.observe(step(Stage.CODEC, 1, 16), 0.040)
+        assert predictor.cost(Stage.CODEC, 1, 1) == pytest.approx(0.010)
+        assert predictor.cost(Stage.CODEC, 1, 16) == pytest.approx(0.040)
+
+    def test_a_length_never_seen_borrows_its_neighbours_ratio(self) -> None:
+        predictor = seen((step(Stage.PREFILL, 1, 64), 2 * prior(Stage.PREFILL, 1, 64)))
+        assert predictor.cost(Stage.PREFILL, 1, 128) == pytest.approx(2 * prior(Stage.PREFILL, 1, 128))
+
+    def test_no_time_at_all_is_not_a_prediction_of_zero(self) -> None:
+        assert seen((step(Stage.TEXT), 0.0)).predict(step(Stage.TEXT)) > 0
+
+
+class TestProfile:
+    DATA = {  # noqa: RUF012
+        "voice": "small",
+        "costs": [
+            {"stage": "depth", "batch": 1, "length": 1, "source": "measured", "seconds": [0.012, 0.012, 0.013]},
+            {"stage": "depth", "batch": 32, "length": 1, "source": "measured", "seconds": [0.0134]},
+        ],
+    }
+
+    def test_it_is_believed_before_anything_was_run(self) -> None:
+        predictor = Predictor(Profile.from_dict(self.DATA))
+        assert predictor.cost(Stage.DEPTH, 1) == pytest.approx(0.012)
+        assert predictor.cost(Stage.DEPTH, 32) == pytest.approx(0.0134)
+
+    def test_live_steps_correct_it_also_where_they_did_not_run(self) -> None:
+        predictor = seen(*[(step(Stage.DEPTH), 0.024)] * 3, profile=Profile.from_dict(self.DATA))
+        assert predictor.cost(Stage.DEPTH, 1) == pytest.approx(0.024)
+        assert predictor.cost(Stage.DEPTH, 32) == pytest.approx(0.0268)
+
+    def test_it_survives_json(self) -> None:
+        profile = Profile.from_dict(self.DATA)
+        assert Profile.from_dict(profile.to_dict()) == profile
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            {},
+            {"voice": "x", "costs": [{"stage": "nonsense", "batch": 1, "length": 1, "seconds": [1.0]}]},
+            {"voice": "x", "costs": [{"stage": "depth", "batch": 1, "length": 1, "seconds": []}]},
+            {"voice": "x", "costs": [{"stage": "depth", "batch": 0, "length": 1, "seconds": [1.0]}]},
+            {"voice": "x", "costs": [{"stage": "depth", "batch": 1, "length": 1, "seconds": [0.0]}]},
+            {"voice": "x", "costs": [{"stage": "depth", "batch": 1, "length": 1, "seconds": [float("nan")]}]},
+        ],
+    )
+    def test_nonsense_is_refused(self, data: dict[str, object]) -> None:
+        with pytest.raises(ValueError, match="cost profile"):
+            Profile.from_dict(data)
+
+
+class TestPace:
+    LIMITS = dict.fromkeys(Stage, 8)
+
+    def test_a_frame_is_a_decode_and_a_depth_step_of_the_shared_batch(self) -> None:
+        pace = Predictor().pace(3, self.LIMITS)
+        assert pace.frame == pytest.approx(prior(Stage.DECODE, 3, 1) + prior(Stage.DEPTH, 3, 1))
+        assert pace.codec[16] == pytest.approx(prior(Stage.CODEC, 3, 16))
+
+    def test_more_streams_than_a_batch_holds_take_turns(self) -> None:
+        full, double = Predictor().pace(8, self.LIMITS), Predictor().pace(9, self.LIMITS)
+        assert double.depth == pytest.approx(2 * full.depth)
+
+
+class TestPlaybackClock:
+    def test_without_word_from_the_listener_it_runs_from_the_first_delivery(self) -> None:
+        clock = PlaybackClock()
+        clock.deliver(0.0, now=10.0)
+        assert clock.reaches(0.08, now=10.05) == 10.08
+
+    def test_it_waits_where_there_is_nothing_to_play(self) -> None:
+        clock = PlaybackClock()
+        clock.deliver(0.0, now=10.0)
+        clock.deliver(0.08, now=10.5)  # was due at 10.08
+        assert clock.reaches(0.24, now=10.5) == pytest.approx(10.66)
+
+    def test_early_audio_does_not_move_it(self) -> None:
+        clock = PlaybackClock()
+        clock.deliver(0.0, now=10.0)
+        clock.deliver(0.08, now=10.02)
+        assert clock.reaches(0.24, now=10.02) == pytest.approx(10.24)
+
+    def test_a_playhead_puts_it_right(self) -> None:
+        clock = PlaybackClock()
+        clock.deliver(0.0, now=10.0)
+        clock.move(0.5, at=10.9, running=True, jitter=0.03)
+        assert clock.reaches(2.0, now=11.0) == pytest.approx(12.4)
+        assert clock.jitter == 0.03
+
+    def test_paused_the_deadline_moves_along_with_now(self) -> None:
+        clock = PlaybackClock()
+        clock.move(0.5, at=10.0, running=False, jitter=0.0)
+        assert clock.reaches(2.0, now=11.0) == 12.5
+        assert clock.reaches(2.0, now=20.0) == 21.5
+        clock.move(0.5, at=20.0, running=True, jitter=0.0)
+        assert clock.reaches(2.0, now=21.0) == 21.5
+
+    def test_standing_still_at_the_end_is_starving_since_then(self) -> None:
+        clock = PlaybackClock()
+        clock.move(2.0, at=10.0, running=False, jitter=0.0)
+        assert clock.reaches(2.0, now=11.0) == 10.0
+
+    def test_older_news_is_ignored(self) -> None:
+        clock = PlaybackClock()
+        clock.move(1.0, at=10.0, running=True, jitter=0.0)
+        clock.move(0.0, at=9.9, running=False, jitter=0.1)
+        assert clock.reaches(2.0, now=10.0) == 11.0
+
+    def test_a_delivery_does_not_wake_a_paused_listener(self) -> None:
+        clock = PlaybackClock()
+        clock.move(0.0, at=10.0, running=False, jitter=0.0)
+        clock.deliver(0.0, now=11.0)
+        assert clock.reaches(0.08, now=12.0) == 12.08
+
+    def test_the_allowance_for_jitter_is_bounded(self) -> None:
+        clock = PlaybackClock()
+        clock.move(0.0, at=10.0, running=True, jitter=5.0)
+        assert clock.jitter == MAX_JITTER
+
+    def test_when_it_is_near(self) -> None:
+        clock = PlaybackClock()
+        assert clock.nears(9.0, lead=4.0) == -inf
+        clock.move(1.0, at=10.0, running=True, jitter=0.0)
+        assert clock.nears(9.0, lead=4.0) == 14.0
+        assert clock.nears(9.0, lead=inf) == -inf
+        clock.move(1.0, at=10.0, running=False, jitter=0.0)
+        assert clock.nears(9.0, lead=4.0) == inf
+        assert clock.nears(5.0, lead=4.0) == -inf
+
+    def test_it_is_never_far_from_a_listener_who_says_nothing(self) -> None:
+        clock = PlaybackClock()
+        clock.deliver(0.0, now=10.0)
+        assert clock.nears(100.0, lead=4.0) == -inf
+
+
+class TestPlayback:
+    def test_the_deadline_is_the_end_of_what_was_delivered(self) -> None:
+        playback = Playback()
+        playback.deliver(0.08, now=10.0)
+        playback.deliver(0.16, now=10.05)
+        assert playback.deadline(10.1) == pytest.approx(10.24)
+        assert playback.left(10.1) == pytest.approx(0.14)
+
+    def test_jitter_takes_from_the_time_that_is_left(self) -> None:
+        playback = Playback()
+        playback.deliver(0.08, now=10.0)
+        playback.clock.move(0.0, at=10.0, running=True, jitter=0.02)
+        assert playback.deadline(10.0) == pytest.approx(10.08)
+        assert playback.left(10.0) == pytest.approx(0.06)
+
+    def test_what_follows_begins_at_the_end(self) -> None:
+        first = Playback()
+        first.deliver(1.0, now=10.0)
+        second = Playback(first.clock, first.end)
+        second.deliver(0.5, now=10.2)
+        assert second.deadline(10.2) == pytest.approx(11.5)
+        first.clock.move(0.2, at=11.0, running=True, jitter=0.0)  # the listener is late, in the first
+        assert second.deadline(11.0) == pytest.approx(12.3)

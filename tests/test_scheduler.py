@@ -1,0 +1,657 @@
+"""Admission, deadlines, chunks and ends of streams, by literal times.
+
+Steps cost, alone or shared: text 10 ms, prefill 10, decode 5, depth 15, codec 10. A frame is 80 ms of audio.
+"""
+
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+import pytest
+
+from engine.core import (
+    Cancel,
+    Chunk,
+    ErrorCode,
+    Failed,
+    Finished,
+    FinishReason,
+    Limits,
+    Output,
+    Playhead,
+    Prompt,
+    PromptRow,
+    SamplingParams,
+    Stage,
+    Step,
+    StepResult,
+    Submit,
+    TextSegment,
+)
+from engine.predictor import Predictor
+from engine.scheduler import Scheduler
+from engine.simulator import SPEC
+
+COSTS = {Stage.TEXT: 0.010, Stage.PREFILL: 0.010, Stage.DECODE: 0.005, Stage.DEPTH: 0.015, Stage.CODEC: 0.010}
+
+
+class Fixed(Predictor):
+    """Knows what steps cost."""
+
+    def cost(self, stage: Stage, batch: int, length: int = 1) -> float:
+        return COSTS[stage]
+
+
+def submit(
+    request_id: int, tokens: int = 40, rows: int = 1, max_frames: int = 200, follows: int | None = None
+) -> Submit:
+    row = PromptRow((TextSegment((0,) * tokens),))
+    sampling = SamplingParams(max_frames=max_frames)
+    return Submit(request_id, Prompt((row,) * rows), sampling, epoch=10 + request_id, follows=follows)
+
+
+@dataclass
+class Engine:
+    """A scheduler whose steps are run by the test, on the test's clock."""
+
+    limits: Limits = field(default_factory=lambda: Limits(num_slots=4, num_pages=400))
+    frames: dict[int, int] = field(default_factory=dict)
+    """Where each request ends; those not named are endless."""
+    now: float = 100.0
+    outputs: list[Output] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(SPEC, self.limits, Fixed())
+
+    def submit(self, *submits: Submit) -> list[Output]:
+        return [output for one in submits for output in self.scheduler.apply(one, self.now)]
+
+    def cancel(self, request_id: int) -> list[Output]:
+        return self.scheduler.apply(Cancel(request_id), self.now)
+
+    def playhead(self, request_id: int, seconds: float, running: bool = True, jitter: float = 0.0) -> None:
+        played = round(seconds * SPEC.sample_rate)
+        assert self.scheduler.apply(Playhead(request_id, played, self.now, running, jitter), self.now) == []
+
+    def result(self, step: Step) -> StepResult:
+        ends = [self.frames.get(row.request_id, 10**9) for row in step.rows]
+        match step.stage:
+            case Stage.PREFILL:
+                return StepResult(tuple(row.final and end == 0 for row, end in zip(step.rows, ends, strict=True)))
+            case Stage.DECODE:
+                return StepResult(tuple(row.start + 1 >= end for row, end in zip(step.rows, ends, strict=True)))
+            case Stage.CODEC:
+                pcm = tuple(np.zeros(1920 * row.count, np.int16) for row in step.rows)
+                return StepResult(pcm=pcm, codes=tuple(np.zeros((row.count, 16), np.int16) for row in step.rows))
+        return StepResult()
+
+    def step(self) -> Step | None:
+        step = self.scheduler.plan(self.now)
+        if step is not None:
+            self.now += COSTS[step.stage]
+            self.outputs += self.scheduler.commit(step, self.result(step), self.now)
+        return step
+
+    def until(self, stage: Stage, request_id: int) -> Step:
+        """Run until this request has taken part in such a step."""
+        for _ in range(1000):
+            step = self.step()
+            if step is not None and step.stage is stage and request_id in ids(step):
+                return step
+        raise AssertionError(f"{stage} of {request_id} never ran")
+
+    def drain(self) -> None:
+        """Run, sleeping where told to, until only an event could bring work."""
+        while self.step() is not None or self.scheduler.wake_at is not None:
+            self.now = max(self.now, self.scheduler.wake_at or 0.0)
+
+    def chunks(self, request_id: int) -> list[Chunk]:
+        return [c for c in self.outputs if isinstance(c, Chunk) and c.request_id == request_id]
+
+    def end(self, request_id: int) -> Finished | Failed:
+        (end,) = (o for o in self.outputs if not isinstance(o, Chunk) and o.request_id == request_id)
+        return end
+
+
+def ids(step: Step) -> list[int]:
+    return [row.request_id for row in step.rows]
+
+
+def free(engine: Engine) -> tuple[float, float]:
+    engine.scheduler.plan(engine.now)
+    values = engine.scheduler.snapshot()
+    return values["slots_free"], values["pages_free"]
+
+
+class TestOneRequest:
+    def test_stages_run_in_order_and_first_audio_needs_no_second_backbone_step(self) -> None:
+        engine = Engine(frames={1: 3})
+        engine.submit(submit(1))
+        stages = [step.stage for step in iter(engine.step, None)]
+        frame = [Stage.DECODE, Stage.DEPTH]
+        assert stages == [
+            *(Stage.TEXT, Stage.PREFILL, Stage.DEPTH, Stage.CODEC),
+            *(frame * 2),
+            *(Stage.CODEC, Stage.DECODE),
+        ]
+
+    def test_chunks_grow_and_every_frame_comes_once(self) -> None:
+        engine = Engine(frames={1: 40})
+        engine.submit(submit(1))
+        engine.drain()
+        sizes = [len(chunk.codes) for chunk in engine.chunks(1)]
+        assert sizes == [1, 2, 4, 8, 16, 8, 1]
+        firsts = [chunk.first_frame for chunk in engine.chunks(1)]
+        assert firsts == [0, 1, 3, 7, 15, 31, 39]
+        assert [chunk.final for chunk in engine.chunks(1)] == [False] * 6 + [True]
+        assert all(len(chunk.pcm) == 1920 * len(chunk.codes) for chunk in engine.chunks(1))
+        assert {chunk.epoch for chunk in engine.chunks(1)} == {11}
+
+    def test_the_last_chunk_has_endless_slack(self) -> None:
+        engine = Engine(frames={1: 10})
+        engine.submit(submit(1))
+        engine.drain()
+        assert [chunk.slack == inf for chunk in engine.chunks(1)] == [False] * 4 + [True]
+
+    def test_an_end_that_turns_up_after_the_last_audio_has_no_chunk(self) -> None:
+        engine = Engine(frames={1: 1})
+        engine.submit(submit(1))
+        engine.drain()
+        assert [chunk.final for chunk in engine.chunks(1)] == [False]
+        assert isinstance(engine.outputs[-1], Finished)
+
+    def test_an_utterance_without_a_frame_only_ends(self) -> None:
+        engine = Engine(frames={1: 0})
+        engine.submit(submit(1))
+        engine.drain()
+        (end,) = engine.outputs
+        assert isinstance(end, Finished)
+        assert (end.reason, end.stats.num_frames, end.stats.ttfa, end.stats.rtf) == (FinishReason.END, 0, None, None)
+
+    def test_max_frames_ends_it_with_a_final_chunk(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1, max_frames=5))
+        engine.drain()
+        assert [(len(c.codes), c.final) for c in engine.chunks(1)] == [(1, False), (2, False), (2, True)]
+        end = engine.end(1)
+        assert isinstance(end, Finished)
+        assert (end.reason, end.stats.num_frames) == (FinishReason.LENGTH, 5)
+
+    def test_a_long_prompt_is_prefilled_in_parts_and_sampled_at_its_end(self) -> None:
+        engine = Engine(Limits(max_prefill_tokens=128))
+        engine.submit(submit(1, tokens=300))
+        steps = [engine.until(Stage.PREFILL, 1) for _ in range(3)]
+        rows = [step.rows[0] for step in steps]
+        assert [(row.start, row.count, row.final) for row in rows] == [
+            (0, 128, False),
+            (128, 128, False),
+            (256, 44, True),
+        ]
+
+    def test_stats_say_when_and_how_much(self) -> None:
+        engine = Engine(frames={1: 3})
+        engine.submit(submit(1))
+        engine.now = 101.0
+        engine.drain()
+        end = engine.end(1)
+        assert isinstance(end, Finished)
+        stats = end.stats
+        assert stats.submitted_at == 100.0
+        assert stats.ttfa == pytest.approx(1.045)
+        assert stats.finished_at == pytest.approx(101.100)
+        assert stats.audio_seconds == pytest.approx(0.24)
+        assert stats.stage_seconds[Stage.DEPTH] == pytest.approx(0.045)
+        assert stats.rtf == pytest.approx(0.100 / 0.24)
+
+    def test_slots_and_pages_come_back(self) -> None:
+        engine = Engine(frames={1: 3})
+        before = free(engine)
+        engine.submit(submit(1))
+        engine.drain()
+        assert free(engine) == before == (4.0, 400.0)
+
+
+class TestSharing:
+    def test_a_shared_step_is_paid_by_its_rows(self) -> None:
+        engine = Engine(frames={1: 2, 2: 2})
+        engine.submit(submit(1), submit(2))
+        engine.drain()
+        for number in (1, 2):
+            end = engine.end(number)
+            assert isinstance(end, Finished)
+            assert end.stats.stage_seconds[Stage.TEXT] == pytest.approx(0.005)
+
+    def test_two_callers_at_once_run_in_one_batch(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1), submit(2))
+        steps = [engine.step() for _ in range(6)]
+        assert [ids(step) for step in steps if step] == [[1, 2]] * 6
+
+    def test_a_stages_limit_splits_the_batch(self) -> None:
+        engine = Engine(Limits(num_pages=400, max_batch={**dict.fromkeys(Stage, 8), Stage.TEXT: 1}))
+        engine.submit(submit(1), submit(2))
+        assert [ids(step) for step in (engine.step(), engine.step()) if step] == [[1], [1]]
+        assert engine.until(Stage.TEXT, 2).batch == 1
+
+    def test_a_guided_request_has_two_slots_and_pages_for_both_rows(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1, tokens=56, rows=2, max_frames=200))
+        step = engine.step()
+        assert step is not None
+        (row,) = step.rows
+        assert row.admission is not None
+        assert row.slots == (1, 2)
+        assert [len(pages) for pages in row.admission.pages] == [16, 16]  # 256 positions
+        assert row.count == 112
+
+
+class TestRefusals:
+    def refused(self, one: Submit, limits: Limits | None = None) -> Failed:
+        engine = Engine(limits or Limits(num_slots=1, num_pages=100))
+        (output,) = engine.submit(one)
+        assert isinstance(output, Failed)
+        assert engine.step() is None
+        assert engine.cancel(one.request_id) == []
+        return output
+
+    def test_a_prompt_beyond_the_models_positions(self) -> None:
+        failed = self.refused(submit(1, tokens=2047))
+        assert (failed.code, failed.epoch) == (ErrorCode.TOO_LONG, 11)
+        assert "at most 2046" in failed.message
+        assert "2047" in failed.message
+
+    def test_more_pages_than_there_are(self) -> None:
+        failed = self.refused(submit(1, tokens=40, max_frames=2000))
+        assert failed.code is ErrorCode.TOO_LONG
+        assert "128 pages" in failed.message  # 40 + 2000 positions
+        assert "has 100" in failed.message
+
+    def test_more_slots_than_there_are(self) -> None:
+        failed = self.refused(submit(1, rows=2))
+        assert failed.code is ErrorCode.BAD_REQUEST
+        assert "2 slots" in failed.message
+
+    @pytest.mark.parametrize(("rows", "tokens"), [(0, 40), (1, 0)])
+    def test_an_empty_prompt(self, rows: int, tokens: int) -> None:
+        assert self.refused(submit(1, rows=rows, tokens=tokens)).code is ErrorCode.BAD_REQUEST
+
+    def test_a_full_queue_is_busy_and_says_when_to_come_again(self) -> None:
+        engine = Engine(Limits(num_slots=1, max_queued=2))
+        assert engine.submit(submit(1), submit(2), submit(3)) == []
+        (failed,) = engine.submit(submit(4))
+        assert isinstance(failed, Failed)
+        assert failed.code is ErrorCode.BUSY
+        assert failed.retry_after is not None
+        assert failed.retry_after > 0
+
+    def test_without_a_queue_free_slots_still_serve(self) -> None:
+        engine = Engine(Limits(num_slots=1, max_queued=0))
+        assert engine.submit(submit(1)) == []
+        assert [type(output) for output in engine.submit(submit(2))] == [Failed]
+
+
+class TestQueue:
+    def test_a_request_waits_for_a_slot_and_gets_it(self) -> None:
+        engine = Engine(Limits(num_slots=1), frames={1: 2, 2: 2})
+        engine.submit(submit(1), submit(2))
+        engine.drain()
+        assert engine.end(1).stats.finished_at < engine.end(2).stats.finished_at
+
+    def test_worst_case_pages_are_reserved_at_admission(self) -> None:
+        engine = Engine(Limits(num_slots=4, num_pages=31), frames={1: 2, 2: 2})
+        engine.submit(submit(1, tokens=56), submit(2, tokens=56))  # 16 pages each
+        step = engine.step()
+        assert step is not None
+        assert ids(step) == [1]
+        engine.drain()
+        assert isinstance(engine.end(2), Finished)
+
+    def test_a_large_request_is_not_starved_by_small_ones_behind_it(self) -> None:
+        engine = Engine(Limits(num_slots=2, num_pages=400), frames={1: 2, 2: 2, 3: 2})
+        engine.submit(submit(1), submit(2, rows=2), submit(3))
+        engine.until(Stage.TEXT, 2)
+        assert isinstance(engine.end(1), Finished)
+        assert not engine.chunks(3)
+
+    def test_those_who_fit_enter_at_once(self) -> None:
+        engine = Engine()
+        engine.submit(*(submit(number) for number in (1, 2, 3)))
+        step = engine.step()
+        assert step is not None
+        assert ids(step) == [1, 2, 3]
+
+
+class TestCancel:
+    @pytest.mark.parametrize("stage", list(Stage))
+    def test_after_any_stage_it_ends_at_once_and_gives_everything_back(self, stage: Stage) -> None:
+        engine = Engine()
+        engine.submit(submit(1))
+        engine.until(stage, 1)
+        delivered = len(engine.outputs)
+        (end,) = engine.cancel(1)
+        assert isinstance(end, Finished)
+        assert (end.reason, end.epoch) == (FinishReason.CANCELLED, 11)
+        assert end.stats.num_frames == sum(len(chunk.codes) for chunk in engine.chunks(1))
+        assert engine.cancel(1) == []
+        assert engine.step() is None
+        assert engine.scheduler.wake_at is None
+        assert len(engine.outputs) == delivered
+        assert free(engine) == (4.0, 400.0)
+
+    def test_in_the_queue(self) -> None:
+        engine = Engine(Limits(num_slots=1), frames={1: 2})
+        engine.submit(submit(1), submit(2))
+        (end,) = engine.cancel(2)
+        assert isinstance(end, Finished)
+        engine.drain()
+        assert {output.request_id for output in engine.outputs} == {1}
+
+    def test_what_was_in_flight_is_dropped_and_freed_only_in_the_next_plan(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1), submit(2))
+        engine.until(Stage.DEPTH, 1)
+        step = engine.scheduler.plan(engine.now)
+        assert step is not None
+        assert (step.stage, ids(step)) == (Stage.CODEC, [1, 2])
+        engine.cancel(1)
+        assert engine.scheduler.snapshot()["slots_free"] == 2.0
+        outputs = engine.scheduler.commit(step, engine.result(step), engine.now)
+        assert [output.request_id for output in outputs] == [2]
+        engine.scheduler.plan(engine.now)
+        assert engine.scheduler.snapshot()["slots_free"] == 3.0
+
+    def test_of_nobody_is_ignored(self) -> None:
+        assert Engine().cancel(5) == []
+
+    def test_of_a_finished_request_is_ignored(self) -> None:
+        engine = Engine(frames={1: 1})
+        engine.submit(submit(1))
+        engine.drain()
+        assert engine.cancel(1) == []
+
+
+class TestDeadlines:
+    def test_a_new_caller_goes_between_two_stages_of_a_stream_with_time(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1))
+        for _ in range(5):
+            engine.until(Stage.CODEC, 1)  # 31 frames, 2.48 s
+        engine.submit(submit(2))
+        steps = [engine.step() for _ in range(4)]
+        assert [(step.stage, 2 in ids(step)) for step in steps if step] == [
+            (stage, True) for stage in (Stage.TEXT, Stage.PREFILL, Stage.DEPTH, Stage.CODEC)
+        ]
+
+    def test_a_stream_about_to_run_dry_goes_before_a_new_caller(self) -> None:
+        """80 ms of audio at 100.045; its frame and chunk take 30 ms. At 100.110 it cannot wait for 10 ms of text."""
+        engine = Engine()
+        engine.submit(submit(1))
+        engine.until(Stage.CODEC, 1)
+        assert engine.now == pytest.approx(100.045)
+        engine.now = 100.110
+        engine.submit(submit(2))
+        step = engine.step()
+        assert step is not None
+        assert (step.stage, ids(step)) == (Stage.DECODE, [1])
+
+    def test_it_does_not_as_long_as_it_can_wait(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1))
+        engine.until(Stage.CODEC, 1)
+        engine.now = 100.084  # 100.125 - 0.030 - 0.010 = 100.085
+        engine.submit(submit(2))
+        step = engine.step()
+        assert step is not None
+        assert (step.stage, ids(step)) == (Stage.TEXT, [2])
+
+    def test_the_listeners_own_clock_is_the_deadline(self) -> None:
+        """He began 50 ms late, so there is more time: no longer too late for the new caller's text."""
+        engine = Engine()
+        engine.submit(submit(1))
+        engine.until(Stage.CODEC, 1)
+        engine.now = 100.095
+        engine.playhead(1, 0.0)
+        engine.now = 100.110
+        engine.submit(submit(2))
+        step = engine.step()
+        assert step is not None
+        assert ids(step) == [2]
+
+    def test_jitter_of_the_way_to_the_listener_is_allowed_for(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1))
+        engine.until(Stage.CODEC, 1)
+        engine.playhead(1, 0.0, jitter=0.030)
+        engine.now = 100.070
+        engine.submit(submit(2))
+        step = engine.step()
+        assert step is not None
+        assert ids(step) == [1]
+
+    def test_while_the_listener_is_paused_the_deadline_moves_along(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1))
+        engine.until(Stage.CODEC, 1)
+        engine.playhead(1, 0.0, running=False)
+        engine.now = 500.0
+        engine.submit(submit(2))
+        step = engine.step()
+        assert step is not None
+        assert ids(step) == [2]
+
+    def test_what_exists_is_sent_when_the_full_chunk_would_come_late(self) -> None:
+        """The second chunk should have 2 frames, 50 ms; when the first of them is made there is no time for more."""
+        engine = Engine()
+        engine.submit(submit(1))
+        engine.until(Stage.CODEC, 1)  # runs out at 100.125
+        engine.now = 100.080
+        engine.until(Stage.DEPTH, 1)  # 100.100; one more frame and the codec take until 100.130
+        step = engine.step()
+        assert step is not None
+        assert (step.stage, step.rows[0].count) == (Stage.CODEC, 1)
+        assert engine.now < 100.125
+
+    def test_slack_is_the_time_between_the_next_chunk_and_the_end_of_the_audio(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1))
+        engine.until(Stage.CODEC, 1)
+        (first,) = engine.chunks(1)
+        assert first.slack == pytest.approx(0.080 - (2 * 0.020 + 0.010))
+
+    def test_slack_of_a_chunk_that_came_late_is_negative_or_small_and_counts_as_a_miss(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1))
+        engine.until(Stage.CODEC, 1)
+        engine.now = 101.0
+        engine.until(Stage.CODEC, 1)
+        assert engine.scheduler.snapshot()["deadline_misses_total"] == 1.0
+        assert engine.chunks(1)[1].slack == pytest.approx(0.080 - 0.050)  # the listener waited for it
+        engine.until(Stage.CODEC, 1)
+        assert engine.scheduler.snapshot()["deadline_misses_total"] == 1.0
+
+
+class TestLead:
+    def ahead(self) -> Engine:
+        """One stream, held: its listener stands at the beginning and plays."""
+        engine = Engine()
+        engine.submit(submit(1))
+        engine.until(Stage.CODEC, 1)
+        engine.playhead(1, 0.0)
+        while engine.step():
+            pass
+        return engine
+
+    def test_a_stream_far_ahead_of_its_listener_stops_between_two_chunks(self) -> None:
+        engine = self.ahead()
+        lead = 0.08 * sum(len(chunk.codes) for chunk in engine.chunks(1)) - (engine.now - 100.045)
+        assert 4.0 < lead <= 4.0 + 16 * 0.08
+
+    def test_it_goes_on_when_the_lead_is_used_up_and_says_when(self) -> None:
+        engine = self.ahead()
+        wake_at = engine.scheduler.wake_at
+        audio = 0.08 * sum(len(chunk.codes) for chunk in engine.chunks(1))
+        assert wake_at == pytest.approx(100.045 + audio - 4.0)
+        engine.now = wake_at - 0.001
+        assert engine.step() is None
+        engine.now = wake_at
+        assert engine.step() is not None
+
+    def test_slack_counts_from_the_moment_at_which_it_goes_on(self) -> None:
+        engine = self.ahead()
+        assert engine.chunks(1)[-1].slack == pytest.approx(4.0 - (16 * 0.020 + 0.010))
+
+    def test_a_paused_listener_is_woken_by_an_event_only(self) -> None:
+        engine = self.ahead()
+        engine.playhead(1, 0.5, running=False)
+        engine.now = 1000.0
+        assert engine.step() is None
+        assert engine.scheduler.wake_at is None
+        engine.playhead(1, 0.5)
+        assert engine.step() is None
+        assert engine.scheduler.wake_at is not None
+
+    def test_without_a_playhead_nobody_is_waited_for(self) -> None:
+        engine = Engine(frames={1: 150})
+        engine.submit(submit(1))
+        for step in iter(engine.step, None):
+            assert step is not None
+        assert isinstance(engine.end(1), Finished)
+        assert engine.now < 104.5  # 12 s of audio
+
+    def test_a_stream_that_is_held_costs_others_nothing(self) -> None:
+        engine = self.ahead()
+        engine.submit(submit(2))
+        assert [ids(step) for step in (engine.step() for _ in range(6)) if step] == [[2]] * 6
+
+
+class TestReplies:
+    def first_said(self, frames: int = 31) -> Engine:
+        """Request 1 is generated, its 2.48 s play from 100.045 on, and request 2 follows it."""
+        engine = Engine(frames={1: frames})
+        engine.submit(submit(1), submit(2, follows=1))
+        engine.until(Stage.CODEC, 1)
+        engine.playhead(1, 0.0)
+        while not any(isinstance(output, Finished) for output in engine.outputs):
+            engine.step()
+        return engine
+
+    def test_what_follows_holds_nothing_until_its_predecessor_is_generated(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1), submit(2, follows=1))
+        for _ in range(20):
+            step = engine.step()
+            assert step is not None
+            assert ids(step) == [1]
+        assert engine.scheduler.snapshot()["requests_queued"] == 1.0
+
+    def test_it_starts_then(self) -> None:
+        step = self.first_said().step()
+        assert step is not None
+        assert (step.stage, ids(step)) == (Stage.TEXT, [2])
+
+    def test_it_waits_while_the_end_is_far_away(self) -> None:
+        engine = self.first_said(frames=70)  # 5.6 s
+        assert engine.step() is None
+        assert engine.scheduler.wake_at == pytest.approx(100.045 + 5.6 - 4.0)
+        engine.now = engine.scheduler.wake_at
+        step = engine.step()
+        assert step is not None
+        assert ids(step) == [2]
+
+    def test_it_competes_by_its_deadline_not_as_a_new_caller(self) -> None:
+        engine = self.first_said()
+        engine.submit(submit(3))
+        step = engine.step()
+        assert step is not None
+        assert ids(step)[0] == 3
+
+    def test_it_goes_first_when_the_silence_is_near(self) -> None:
+        """The first ends at 102.525; the second needs 50 ms until its first chunk."""
+        engine = self.first_said()
+        engine.now = 102.470
+        engine.submit(submit(3))
+        step = engine.step()
+        assert step is not None
+        assert ids(step)[0] == 2
+
+    def test_its_deadline_is_where_the_whole_reply_ends(self) -> None:
+        engine = self.first_said()
+        engine.until(Stage.CODEC, 2)
+        (chunk,) = engine.chunks(2)
+        assert chunk.slack == pytest.approx(100.045 + 2.48 + 0.08 - engine.now - 0.050)
+        assert engine.scheduler.snapshot()["deadline_misses_total"] == 0.0
+
+    def test_a_chain_of_sentences_is_said_in_order(self) -> None:
+        engine = Engine(frames=dict.fromkeys((1, 2, 3, 4), 2))
+        engine.submit(submit(1), *(submit(number, follows=number - 1) for number in (2, 3, 4)))
+        engine.drain()
+        assert [output.request_id for output in engine.outputs if isinstance(output, Finished)] == [1, 2, 3, 4]
+
+    def test_it_has_a_slot_before_new_callers(self) -> None:
+        engine = Engine(Limits(num_slots=1), frames={1: 31})
+        engine.submit(submit(1), submit(3), submit(2, follows=1))
+        engine.until(Stage.TEXT, 2)
+        assert not engine.chunks(3)
+
+    def test_a_new_caller_is_not_kept_waiting_by_one_whose_turn_has_not_come(self) -> None:
+        engine = Engine(Limits(num_slots=2))
+        engine.submit(submit(1), submit(2, follows=1), submit(3))
+        engine.until(Stage.TEXT, 3)
+
+    def test_after_a_cancelled_predecessor_it_is_a_new_caller(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1), submit(2, follows=1))
+        for _ in range(5):
+            engine.until(Stage.CODEC, 1)  # 2 s are left to play, but they were interrupted
+        engine.cancel(1)
+        engine.submit(submit(3))
+        step = engine.step()
+        assert step is not None
+        assert ids(step) == [2, 3]
+
+    def test_after_silence_it_is_a_new_caller(self) -> None:
+        engine = Engine(frames={1: 1})
+        engine.submit(submit(1))
+        engine.drain()
+        engine.now = 200.0
+        engine.submit(submit(2, follows=1))
+        engine.until(Stage.CODEC, 2)
+        assert engine.scheduler.snapshot()["deadline_misses_total"] == 0.0
+        assert engine.scheduler.snapshot()["ttfa_seconds_count"] == 2.0
+
+    def test_after_an_utterance_without_audio_it_is_a_new_caller(self) -> None:
+        engine = Engine(frames={1: 0})
+        engine.submit(submit(1), submit(2, follows=1))
+        engine.until(Stage.CODEC, 2)
+        assert engine.scheduler.snapshot()["deadline_misses_total"] == 0.0
+
+    def test_the_listeners_clock_in_the_first_moves_the_start_of_the_second(self) -> None:
+        engine = self.first_said()
+        engine.playhead(1, 0.5, running=False)
+        engine.now = 1000.0
+        engine.submit(submit(3))
+        step = engine.step()
+        assert step is not None
+        assert ids(step)[0] == 3  # 1.98 s of the first are left, whatever the time
+
+    def test_of_an_unknown_predecessor_it_is_a_new_caller(self) -> None:
+        engine = Engine()
+        assert engine.submit(submit(2, follows=1)) == []
+        step = engine.step()
+        assert step is not None
+        assert ids(step) == [2]
+
+
+class TestMisuse:
+    def test_a_plan_needs_the_last_commit(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1))
+        engine.scheduler.plan(engine.now)
+        with pytest.raises(AssertionError, match="before commit"):
+            engine.scheduler.plan(engine.now)
+
+    def test_an_id_is_used_once(self) -> None:
+        engine = Engine()
+        engine.submit(submit(1))
+        with pytest.raises(AssertionError, match="in use"):
+            engine.submit(submit(1))

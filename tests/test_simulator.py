@@ -1,0 +1,155 @@
+"""The production loop on a fake clock: literal listeners, and runs whose figures can be told beforehand."""
+
+import pytest
+
+from engine.core import Cancel, Chunk, Failed, Finished, FinishReason, Limits, Row, Stage, Step
+from engine.predictor import Profile
+from engine.simulator import (
+    FakeClock,
+    Listener,
+    PriorCosts,
+    ProfileCosts,
+    ScriptedInbox,
+    Utterance,
+    poisson,
+    report,
+    simulate,
+)
+
+
+def step(stage: Stage, batch: int = 1, length: int = 1) -> Step:
+    return Step(stage, tuple(Row(number, (number + 1,), count=length) for number in range(batch)))
+
+
+PROFILE = Profile(
+    "flat",
+    {
+        (stage, batch, length): (seconds,)
+        for stage, seconds in zip(Stage, (0.010, 0.010, 0.005, 0.015, 0.010), strict=True)
+        for batch in (1, 8)
+        for length in (1, 2, 4, 8, 16, 64, 256)
+    },
+)
+
+
+class TestParts:
+    def test_time_passes_only_when_told(self) -> None:
+        clock = FakeClock(10.0)
+        clock.advance(0.5)
+        clock.advance_to(9.0)
+        assert clock.now() == 10.5
+
+    def test_the_inbox_gives_out_what_has_happened(self) -> None:
+        clock = FakeClock()
+        inbox = ScriptedInbox(clock, [(2.0, Cancel(2)), (1.0, Cancel(1)), (2.0, Cancel(3))])
+        assert inbox.drain() == []
+        inbox.wait(until=None)
+        assert (clock.now(), inbox.drain()) == (1.0, [Cancel(1)])
+        inbox.wait(until=1.5)
+        assert (clock.now(), inbox.drain()) == (1.5, [])
+        inbox.wait(until=5.0)
+        assert (clock.now(), inbox.drain()) == (2.0, [Cancel(2), Cancel(3)])
+        assert not inbox.closed
+        inbox.wait(until=None)
+        assert inbox.closed
+
+    def test_costs_of_a_profile_are_its_samples(self) -> None:
+        costs = ProfileCosts(PROFILE, speed=2.0)
+        assert costs.draw(step(Stage.DEPTH, 3)) == 0.0075
+        assert costs.draw(step(Stage.PREFILL, 64, 4096)) == 0.005  # the largest that was measured
+
+    def test_a_profile_without_a_stage_cannot_be_simulated(self) -> None:
+        with pytest.raises(ValueError, match="no samples of prefill, decode, depth, codec"):
+            ProfileCosts(Profile("half", {(Stage.TEXT, 1, 1): (0.01,)}))
+
+    def test_a_listener_plays_without_a_pause_or_has_an_underrun(self) -> None:
+        listener = Listener(1, submitted_at=10.0)
+        listener.hear(0.08, 10.1)
+        listener.hear(0.16, 10.15)
+        assert (listener.ttfa, listener.underruns, listener.extra_buffer) == (pytest.approx(0.1), 0, 0.0)
+        assert listener.runs_out_at == pytest.approx(10.34)
+        listener.hear(0.08, 10.40)
+        assert (listener.underruns, listener.extra_buffer) == (1, pytest.approx(0.06))
+        assert listener.runs_out_at == pytest.approx(10.48)
+
+    def test_what_follows_plays_after_what_went_before(self) -> None:
+        first = Listener(1, submitted_at=10.0)
+        first.hear(1.0, 10.1)
+        second = Listener(2, submitted_at=10.0, before=first)
+        second.hear(0.08, 10.5)
+        assert second.runs_out_at == pytest.approx(11.18)
+        assert second.playhead(10.5, 24000) is None
+        playhead = second.playhead(11.14, 24000)
+        assert playhead is not None
+        assert playhead.played_samples == 960
+
+
+class TestRuns:
+    def test_first_audio_comes_after_four_steps(self) -> None:
+        run = simulate([Utterance(1.0, 25)], ProfileCosts(PROFILE), profile=PROFILE)
+        (listener,) = run.listeners
+        assert listener.ttfa == pytest.approx(0.045)
+        assert listener.audio == pytest.approx(2.0)
+        assert listener.underruns == 0
+        assert isinstance(listener.end, Finished)
+
+    def test_a_long_utterance_is_made_at_the_pace_of_its_listener(self) -> None:
+        run = simulate([Utterance(0.0, 250)], ProfileCosts(PROFILE), profile=PROFILE)
+        assert run.elapsed > 20.0 - 4.0 - 1.28 - 1.0
+        assert run.listeners[0].underruns == 0
+
+    def test_and_as_fast_as_the_device_goes_if_nobody_listens(self) -> None:
+        run = simulate([Utterance(0.0, 250)], ProfileCosts(PROFILE), profile=PROFILE, playheads=False)
+        assert run.elapsed < 6.0
+
+    def test_an_interrupted_utterance_wastes_no_more_than_the_lead(self) -> None:
+        run = simulate([Utterance(0.0, 250, cancel_at=5.0)], ProfileCosts(PROFILE), profile=PROFILE)
+        (listener,) = run.listeners
+        assert isinstance(listener.end, Finished)
+        assert listener.end.reason is FinishReason.CANCELLED
+        assert listener.audio <= 5.0 + 4.0 + 1.28
+
+    def test_the_sentences_of_a_reply_play_without_a_gap(self) -> None:
+        script = [Utterance(0.0, 40), *(Utterance(0.0, 40, follows=number) for number in range(4))]
+        run = simulate(script, ProfileCosts(PROFILE), profile=PROFILE)
+        ends = [listener.runs_out_at for listener in run.listeners]
+        assert ends == pytest.approx([0.045 + 3.2 * (number + 1) for number in range(5)])
+        assert run.metrics["deadline_misses_total"] == 0
+
+    def test_a_burst_of_sixteen_all_start_and_none_has_a_gap(self) -> None:
+        run = simulate([Utterance(0.0, 50) for _ in range(16)], ProfileCosts(PROFILE), profile=PROFILE)
+        assert all(listener.ttfa is not None and listener.extra_buffer == 0 for listener in run.listeners)
+
+    def test_more_than_the_device_can_do_shows_as_gaps(self) -> None:
+        run = simulate(
+            [Utterance(0.0, 50) for _ in range(16)], PriorCosts(), limits=Limits(num_slots=16, num_pages=2048)
+        )
+        assert sum(listener.extra_buffer > 0 for listener in run.listeners) > 8
+
+    def test_a_refused_caller_hears_nothing(self) -> None:
+        run = simulate([Utterance(0.0, 5, text_tokens=3000)], PriorCosts())
+        assert isinstance(run.listeners[0].end, Failed)
+        assert not any(isinstance(output, Chunk) for _, output in run.outputs)
+
+
+class TestReport:
+    def test_it_is_plain_figures(self) -> None:
+        figures = report(requests=20, load=1.0, seed=3)
+        assert figures["finished"] == 20
+        assert figures["failed"] == 0
+        assert 0 < figures["ttfa_p50_ms"] <= figures["ttfa_p95_ms"] <= figures["ttfa_p99_ms"]
+        assert 0 < figures["device_idle_share"] < 1
+        assert all(isinstance(value, int | float) for value in figures.values())
+
+    def test_the_same_seed_gives_the_same_figures(self) -> None:
+        assert report(10, 1.0, 1) == report(10, 1.0, 1) != report(10, 1.0, 2)
+
+    def test_a_slower_device_is_busier(self) -> None:
+        slow, fast = report(10, 0.5, 1, speed=0.8), report(10, 0.5, 1, speed=1.25)
+        assert slow["device_seconds_per_audio_second"] > fast["device_seconds_per_audio_second"]
+
+    def test_callers_come_at_the_rate_that_the_load_asks_for(self) -> None:
+        script = poisson(2000, 3.0, seed=0)
+        audio = sum(said.frames * 0.08 for said in script)
+        assert audio / script[-1].at == pytest.approx(3.0, rel=0.1)
+        assert all(25 <= said.frames <= 250 for said in script)
