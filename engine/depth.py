@@ -1,0 +1,216 @@
+"""The depth decoder: a backbone state and a frame's first code become the frame's other codes, one after the other.
+
+It does not know how codes are drawn, nor what came before the frame. It is the depth decoder of CSM (Sesame AI, 2025;
+the idea: RQ-Transformer, arXiv:2203.01941) as Breeze TTS 2 ships it, and owns the audio embeddings that the backbone
+shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.norm import RMSNorm, normalise
+from engine.prepared import Prepared
+from engine.rotary import frequencies, rotations
+from engine.transformer import Layers, LayersConfig, LayerWeights, causal_attention, read_layers
+
+Draw = Callable[[Tensor, int], Tensor]
+"""logits [R, V] float32 and the codebook's index -> ids [B]."""
+
+
+@dataclass(frozen=True, slots=True)
+class DepthConfig(LayersConfig):
+    """The dimensions of a depth decoder, as its checkpoint says."""
+
+    num_codebooks: int
+    vocab_size: int
+    audio_embed_size: int
+    backbone_hidden_size: int
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> DepthConfig:
+        """Reads `depth_decoder_config`. Raises KeyError on a missing key, CheckpointError on an unknown variant."""
+        names = "num_codebooks", "vocab_size", "audio_embed_size", "backbone_hidden_size"
+        return cls(**read_layers(d), **{name: d[name] for name in names})
+
+
+class DepthModel(nn.Module):
+    """The weights below the heads, under the names of the checkpoint."""
+
+    def __init__(self, config: DepthConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.num_codebooks * config.vocab_size, config.audio_embed_size)
+        self.inputs_embeds_projector = nn.Linear(config.backbone_hidden_size, config.hidden_size, bias=False)
+        self.layers = Layers(config, qk_norm=False)
+        self.norm = RMSNorm(config.hidden_size, config.eps)
+
+
+class Heads(nn.Module):
+    """One matrix for each codebook but the first, [codebooks - 1, hidden, vocabulary]."""
+
+    def __init__(self, config: DepthConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.num_codebooks - 1, config.hidden_size, config.vocab_size))
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One layer's scratch memory in one pass: where to write, and what the new positions' queries see."""
+
+    qkv: Tensor
+    """[T * R, (heads + 2 * kv_heads) * head_dim]"""
+    heads: Tensor
+    """The same memory, [T, R * (heads + 2 * kv_heads), head_dim]."""
+    turned: Tensor
+    """Memory of that shape for the same with each position's rotation."""
+    views: list[tuple[Tensor, Tensor, Tensor]]
+    """For each of the T positions: q [R, kv_heads, G, head_dim]; k, v [R, kv_heads, positions so far, head_dim]."""
+
+    def mix(self) -> Tensor:
+        """Attention of the new positions, [T * R, heads * head_dim]."""
+        mixed = [F.scaled_dot_product_attention(*view).flatten(1) for view in self.views]
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What the frame loop needs at hand."""
+
+    layers: list[LayerWeights]
+    project: Tensor
+    """[backbone_hidden, hidden]"""
+    inputs: list[Tensor]
+    """For each codebook but the last, which is not fed back: its embeddings after the projection, [V, hidden]."""
+    heads: list[Tensor]
+    """For each codebook but the first: [hidden, V] float32."""
+    norm: Tensor
+    """[hidden], of the states that the heads receive."""
+    rotations: list[Tensor]
+    """For each pass: the rotations of its positions, [T, head_dim, head_dim]."""
+    passes: dict[int, list[list[Pass]]]
+    """By R: for each pass, each layer's scratch memory. A frame never reads what an earlier one wrote."""
+
+    def embed(self, ids: Tensor, codebook: int, rows: int) -> Tensor:
+        """ids [B] -> what the layers receive for them, [rows, hidden]: once, or twice for guidance."""
+        inputs = self.inputs[codebook].index_select(0, ids)
+        return inputs if rows == len(ids) else torch.cat((inputs, inputs))
+
+
+class DepthDecoder(Prepared[Tables]):
+    """Layers, embeddings and heads; parameter names as in the checkpoint below `depth_decoder.`."""
+
+    def __init__(self, config: DepthConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = DepthModel(config)
+        self.codebooks_head = Heads(config)
+        self.inv_freq: Tensor
+        self.offsets: Tensor
+        offsets = torch.arange(config.num_codebooks, device="cpu") * config.vocab_size
+        self.register_buffer("inv_freq", frequencies(config.rope, config.head_dim), persistent=False)
+        self.register_buffer("offsets", offsets, persistent=False)
+
+    def embed_frames(self, codes: Tensor) -> Tensor:
+        """codes [..., K] -> the sum of their embeddings, added in float32 and rounded once, [..., audio_embed]."""
+        embeds = F.embedding(codes + self.offsets, self.model.embed_tokens.weight)
+        return embeds.sum(-2, dtype=torch.float32).to(embeds.dtype)
+
+    @torch.no_grad()
+    def forward(self, hidden: Tensor, code0: Tensor, draw: Draw) -> Tensor:
+        """One frame: hidden [R, backbone_hidden], code0 [B] -> codes [B, K].
+
+        R is B, or 2 B: all conditional rows, then all unconditional ones in the same order; both get the codes that
+        `draw` makes of their logits. 2 positions in the first pass, 1 in each of the K - 2 others.
+        """
+        tables, rows = self.prepared(), hidden.shape[0]
+        codes = [code0]
+        for index, memory in enumerate(self._passes(tables, rows)):
+            x = tables.embed(codes[-1], index, rows)
+            if index == 0:
+                x = torch.cat((torch.mm(hidden, tables.project), x))
+            x = self._pass(tables, x, tables.rotations[index], memory)
+            codes.append(draw(self._logits(tables, x[-rows:], index), index + 1))
+        return torch.stack(codes, 1)
+
+    def _pass(self, tables: Tables, x: Tensor, rotation: Tensor, memory: list[Pass]) -> Tensor:
+        """The next T positions through all layers: x [T * R, hidden] -> the same, not normed."""
+        for weights, layer in zip(tables.layers, memory, strict=True):
+            torch.mm(weights.attention_input(x), weights.qkv, out=layer.qkv)
+            torch.bmm(layer.heads, rotation, out=layer.turned)
+            x = weights.finish(x, layer.mix())
+        return x
+
+    def _logits(self, tables: Tables, x: Tensor, index: int) -> Tensor:
+        normed = normalise(x, self.config.eps) * tables.norm
+        return torch.mm(normed.float(), tables.heads[index])
+
+    def logits(self, hidden: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole frames whose codes are known: hidden [N, backbone_hidden], codes [N, K] -> states, logits.
+
+        Normed states [N, K, hidden] of all positions; logits [N, K - 1, V] float32, of codes 1 to K - 1.
+        """
+        inputs = torch.cat((hidden[:, None], self.model.embed_tokens(codes[:, :-1] + self.offsets[:-1])), 1)
+        frames, length, _ = inputs.shape
+        x = self.model.inputs_embeds_projector(inputs.flatten(0, 1))
+        turns = rotations(length, self.inv_freq, x.dtype)
+        for layer in self.model.layers:
+            weights = LayerWeights.of(layer)
+            qkv = weights.qkv_heads(x, self.config.head_dim)
+            qkv = qkv.view(frames, length, *qkv.shape[1:])
+            x = weights.finish(x, causal_attention(*self._split(qkv, qkv @ turns)))
+        states = self.model.norm(x).view(frames, length, -1)
+        heads = self.codebooks_head.weight.float()
+        return states, torch.einsum("nkh,khv->nkv", states[:, 1:].float(), heads)
+
+    def _split(self, qkv: Tensor, turned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Both [..., heads + 2 * kv_heads, head_dim]: queries and keys from the turned ones, values as they are."""
+        heads, end = self.config.num_heads, self.config.num_heads + self.config.num_kv_heads
+        return turned[..., :heads, :], turned[..., heads:end, :], qkv[..., end:, :]
+
+    # ---- what is prepared ----
+
+    def _prepare(self) -> Tables:
+        config, model = self.config, self.model
+        embeds = model.inputs_embeds_projector(model.embed_tokens.weight[: -config.vocab_size])
+        turns = rotations(config.num_codebooks, self.inv_freq, embeds.dtype)
+        return Tables(
+            layers=[LayerWeights.of(layer) for layer in model.layers],
+            project=model.inputs_embeds_projector.weight.t(),
+            inputs=list(torch.split(embeds, config.vocab_size)),
+            heads=list(self.codebooks_head.weight.float()),
+            norm=model.norm.weight,
+            rotations=[turns[:2], *torch.split(turns[2:], 1)],
+            passes={},
+        )
+
+    def _passes(self, tables: Tables, rows: int) -> list[list[Pass]]:
+        """The scratch memory for `rows` rows: made once, as finding it anew would cost as much as a layer."""
+        if rows not in tables.passes:
+            with torch.inference_mode(tables.project.is_inference()):
+                layers = [self._layer_passes(rows, tables.project) for _ in tables.layers]
+            tables.passes[rows] = [list(memory) for memory in zip(*layers, strict=True)]
+        return tables.passes[rows]
+
+    def _layer_passes(self, rows: int, like: Tensor) -> list[Pass]:
+        """One layer's scratch memory, position by position, so that a pass writes one piece and copies nothing."""
+        config = self.config
+        shape = config.num_codebooks, rows, config.num_heads + 2 * config.num_kv_heads, config.head_dim
+        qkv, turned = like.new_zeros(shape), like.new_zeros(shape)
+        views = [self._views(qkv[: last + 1], turned[: last + 1]) for last in range(config.num_codebooks)]
+        spans = [slice(0, 2), *(slice(p, p + 1) for p in range(2, config.num_codebooks))]
+        return [
+            Pass(qkv[s].flatten(2).flatten(0, 1), qkv[s].flatten(1, 2), turned[s].flatten(1, 2), views[s])
+            for s in spans
+        ]
+
+    def _views(self, qkv: Tensor, turned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Both [positions so far, R, heads + 2 * kv_heads, head_dim] -> q of the last one; k, v of all."""
+        q, k, v = self._split(qkv, turned)
+        grouped = q[-1].view(q.shape[1], self.config.num_kv_heads, -1, q.shape[-1])
+        return grouped, k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)

@@ -1,0 +1,221 @@
+"""Chooses codes from logits for a whole batch, each row by its own settings and its own random stream.
+
+It does not know which model made the logits. Nothing here waits for the device or has a shape that depends on data,
+and no row's result depends on its neighbours: what the host knows of all rows (`max_top_k`, `any_top_p`) only leaves
+out operations that would change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.core import SamplingParams
+
+OFF = 2**31 - 1
+"""A top_k beyond every vocabulary."""
+GREEDY = SamplingParams(temperature=0.0, depth_temperature=0.0)
+"""What a slot is set to before its first request."""
+SEED_STEP = 0xD1342543DE82EF95 - 2**64
+FRAME_STEP = 2**16
+COUNTER_STEP = 0x9E3779B97F4A7C15 - 2**64
+"""Odd 64-bit constants as signed integers: each (seed, frame, codebook) has a number of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """How each row's logits become a distribution. Made by `of`, or by SamplingState for its slots."""
+
+    temperature: Tensor
+    """[B, 1], above 0."""
+    last: Tensor
+    """[B, 1] int64, top_k - 1: the rank from 0 of the smallest logit that is kept; its ties are kept too."""
+    top_p: Tensor
+    """[B, 1]; 1 is off."""
+    max_top_k: int
+    """At least every row's top_k."""
+    any_top_p: bool
+    """False only if every top_p is 1."""
+
+    @classmethod
+    def of(cls, temperature: Sequence[float], top_k: Sequence[int], top_p: Sequence[float]) -> Filter:
+        """From one value a row, as SamplingParams has them: temperature 0 is greedy, top_k 0 is off."""
+        rows = [_effective(*row) for row in zip(temperature, top_k, top_p, strict=True)]
+        t, k, p = (torch.tensor(column)[:, None] for column in zip(*rows, strict=True))
+        return cls(t, k - 1, p, *_flags(rows))
+
+    def scale(self, logits: Tensor) -> Tensor:
+        """logits [B, V] over the temperature, minus infinity where a row's filter drops them."""
+        scaled = logits / self.temperature
+        return scaled.masked_fill_(scaled < self._cut(scaled), -torch.inf)
+
+    def _cut(self, scaled: Tensor) -> Tensor:
+        """The smallest value that each row keeps, [B, 1]. It is the same whatever the flags are."""
+        size = scaled.shape[-1]
+        last = self.last if self.max_top_k <= size else self.last.clamp(max=size - 1)
+        if not self.any_top_p:
+            return scaled.topk(min(self.max_top_k, size)).values.gather(1, last)
+        ordered = scaled.sort(descending=True).values
+        cut = ordered.gather(1, last)
+        return torch.where(self.top_p < 1, self._nucleus(ordered, cut), cut)
+
+    def _nucleus(self, ordered: Tensor, cut: Tensor) -> Tensor:
+        """The last in falling order with at most top_p of the kept mass before it (Holtzman et al. 2020)."""
+        mass = ordered.masked_fill(ordered < cut, -torch.inf).softmax(-1, dtype=torch.float64)
+        before = mass.cumsum(-1) - mass
+        last = (before <= self.top_p).sum(-1, keepdim=True) - 1
+        return ordered.gather(1, last.clamp(min=0))  # a row of NaN has none
+
+
+def _effective(temperature: float, top_k: int, top_p: float) -> tuple[float, int, float]:
+    """Settings without special values: greedy is the best one at any temperature."""
+    return (temperature, top_k or OFF, top_p) if temperature > 0 else (1.0, 1, 1.0)
+
+
+def _flags(rows: Sequence[tuple[float, int, float]]) -> tuple[int, bool]:
+    return max(top_k for _, top_k, _ in rows), any(top_p < 1 for *_, top_p in rows)
+
+
+def _first(params: SamplingParams) -> tuple[float, int, float]:
+    return _effective(params.temperature, params.top_k, params.top_p)
+
+
+def _depth(params: SamplingParams) -> tuple[float, int, float]:
+    return _effective(params.depth_temperature, params.depth_top_k, params.depth_top_p)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """The settings of a batch's B rows."""
+
+    first: Filter
+    """For code 0."""
+    depth: Filter
+    """For the other codes."""
+    repetition_penalty: Tensor
+    """[B, 1]"""
+    cfg_scale: Tensor
+    """[B, 1]"""
+    seed: Tensor
+    """[B] int64"""
+    min_frames: Tensor
+    """[B] int64"""
+    seen: Tensor
+    """[B, V0] bool: the code-0 values that the row has had."""
+    any_penalty: bool
+    """False only if every repetition_penalty is 1."""
+    any_min_frames: bool
+    """False only if every min_frames is 0."""
+
+
+@dataclass(slots=True)
+class SamplingState:
+    """Every slot's settings and the code-0 values that it has had. Slot 0 belongs to nobody."""
+
+    floats: Tensor
+    """[slots, 6] float32, one column a setting, in the order of `set`: one gather fetches all."""
+    ints: Tensor
+    """[slots, 4] int64, likewise."""
+    seen: Tensor
+    """[slots, V0] bool. Whoever draws a code 0 marks it here."""
+    _params: list[SamplingParams]
+    """What each slot was last set to, on the host, for the flags."""
+    _first_flags: tuple[int, bool] = (1, False)
+    _depth_flags: tuple[int, bool] = (1, False)
+
+    @classmethod
+    def allocate(cls, num_slots: int, num_classes: int, device: torch.device | str) -> SamplingState:
+        """`num_slots` greedy slots, slot 0 included, and `num_classes` values of code 0."""
+        state = cls(
+            torch.zeros(num_slots, 6, device=device),
+            torch.zeros(num_slots, 4, dtype=torch.int64, device=device),
+            torch.zeros(num_slots, num_classes, dtype=torch.bool, device=device),
+            [GREEDY] * num_slots,
+        )
+        for slot in range(num_slots):
+            state.set(slot, GREEDY)
+        return state
+
+    def set(self, slot: int, params: SamplingParams, cfg_scale: float = 1.0) -> None:
+        """Gives the slot a request's settings; what the slot has seen is forgotten."""
+        (t, k, p), (depth_t, depth_k, depth_p) = _first(params), _depth(params)
+        self.floats[slot] = torch.tensor((t, p, depth_t, depth_p, params.repetition_penalty, cfg_scale))
+        self.ints[slot] = torch.tensor((k - 1, depth_k - 1, params.seed, params.min_frames))
+        self.seen[slot] = False
+        self._params[slot] = params
+        self._first_flags = _flags([_first(x) for x in self._params])
+        self._depth_flags = _flags([_depth(x) for x in self._params])
+
+    def rows(self, slots: Tensor) -> SamplingRows:
+        """The settings of slots [B].
+
+        The flags are those of all slots, so nothing is read back from the device. They are Python's: a captured graph
+        keeps the operations that the flags of its capture chose.
+        """
+        t, p, depth_t, depth_p, penalty, scale = torch.split(self.floats[slots], 1, -1)
+        last, depth_last, seed, min_frames = torch.split(self.ints[slots], 1, -1)
+        return SamplingRows(
+            Filter(t, last, p, *self._first_flags),
+            Filter(depth_t, depth_last, depth_p, *self._depth_flags),
+            penalty,
+            scale,
+            seed.squeeze(1),
+            min_frames.squeeze(1),
+            self.seen[slots],
+            any(params.repetition_penalty != 1 for params in self._params),
+            any(params.min_frames for params in self._params),
+        )
+
+
+def uniforms(seed: Tensor, frame: Tensor, num_codebooks: int) -> Tensor:
+    """Numbers in (0, 1) for each code of a frame, [B, num_codebooks] float64, from seed and frame [B] int64.
+
+    Counter-based (Salmon et al. 2011): the splitmix64 mixer (Steele et al. 2014) over the numbered draw, in integers
+    only, so that every device and every batch gets the same.
+    """
+    draw = (frame * FRAME_STEP)[:, None] + torch.arange(num_codebooks, device=frame.device)
+    bits = draw * COUNTER_STEP + (seed * SEED_STEP)[:, None]
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ _shift_right(bits, shift)) * (factor - 2**64)
+    bits = bits ^ _shift_right(bits, 31)
+    return _shift_right(bits, 12).double().add(0.5).mul(2.0**-52)
+
+
+def _shift_right(bits: Tensor, shift: int) -> Tensor:
+    """Shifts zeros in; >> on signed integers would shift the sign in."""
+    return torch.bitwise_and(bits >> shift, 2 ** (64 - shift) - 1)
+
+
+def guide(cond: Tensor, uncond: Tensor, scale: Tensor) -> Tensor:
+    """uncond + scale * (cond - uncond), cond and uncond [B, V], scale [B, 1] (Ho & Salimans 2022, arXiv:2207.12598).
+
+    A row whose scale is 1 has no unconditional sequence: it is cond itself, whatever stands in uncond.
+    """
+    return torch.where(scale == 1, cond, torch.lerp(uncond, cond, scale))
+
+
+def penalise(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Makes seen values less likely: l / penalty where l > 0, else l * penalty (Keskar et al. 2019, arXiv:1909.05858).
+
+    logits and seen [B, V], penalty [B, 1].
+    """
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def probabilities(logits: Tensor, filter: Filter) -> Tensor:
+    """logits [B, V] -> the distribution that `draw` draws from, [B, V]: temperature, then top-k, then top-p."""
+    return filter.scale(logits).softmax(-1)
+
+
+def draw(logits: Tensor, filter: Filter, uniform: Tensor) -> Tensor:
+    """One id a row, [B] int64: where the cumulated distribution of logits [B, V] passes uniform [B].
+
+    The sum is in float64: rounding could otherwise let a parallel sum step up at an id that has no mass. A row of NaN
+    gives some id below V, so that it cannot stop its neighbours.
+    """
+    mass = filter.scale(logits).softmax(-1).cumsum(-1, dtype=torch.float64)
+    ids = torch.searchsorted(mass, mass[:, -1:] * uniform[:, None])
+    return ids.squeeze(1).clamp(max=logits.shape[-1] - 1)
