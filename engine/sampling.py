@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -127,7 +128,7 @@ class SamplingState:
     _depth_flags: tuple[int, bool] = (1, False)
 
     @classmethod
-    def allocate(cls, num_slots: int, num_classes: int, device: torch.device | str) -> SamplingState:
+    def allocate(cls, num_slots: int, num_classes: int, device: torch.device | str) -> Self:
         """`num_slots` greedy slots, slot 0 included, and `num_classes` values of code 0."""
         state = cls(
             torch.zeros(num_slots, 6, device=device),

@@ -1,0 +1,191 @@
+"""The engine's commands: say, verify, simulate, bench, calibrate. It needs no WebRTC package."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from engine.core import Request, RequestError
+from engine.machine import describe, write_json
+from engine.messages import EMBEDDED_VOICE, RuntimeConfig
+from engine.runtime import EngineError, Runtime
+
+console = Console(stderr=True)
+
+
+def add_voice_options(parser: argparse.ArgumentParser) -> None:
+    """The options that choose what speaks and where, the same for every command that loads a voice."""
+    add = parser.add_argument
+    add("--voice", type=Path, metavar="FOLDER", default=EMBEDDED_VOICE, help="checkpoint folder of the official layout")
+    add("--device", default="auto", metavar="auto|cpu|cuda", help="where the stages run (default: %(default)s)")
+    add("--dtype", choices=("fp32", "bf16"), help="default: bf16 on CUDA, fp32 on the CPU")
+    add("--threads", type=int, metavar="N", help="CPU threads an operation may use")
+    add("--in-process", action="store_true", help="run the engine in a thread of this process")
+
+
+def runtime_config(args: argparse.Namespace) -> RuntimeConfig:
+    """What add_voice_options understood."""
+    return RuntimeConfig(args.voice, args.device, args.dtype, args.in_process, threads=args.threads)
+
+
+def started(args: argparse.Namespace) -> Runtime:
+    """The engine, loaded while a spinner turns. Raises EngineError."""
+    with console.status(f"loading the voice {args.voice.name}"):
+        return Runtime.start(runtime_config(args))
+
+
+def say(args: argparse.Namespace) -> int:
+    from engine.say import print_stats, say
+
+    with started(args) as runtime:
+        given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+        sampling = replace(runtime.spec.sampling, **given)
+        request = Request(args.text, sampling, args.speaker, args.instruction)
+        stats = say(runtime, request, args.output, console)
+        if args.stats:
+            print_stats(stats, console)
+    return 0
+
+
+def verify(args: argparse.Namespace) -> int:
+    from engine.verify import report
+
+    return report(args.folder, console)
+
+
+def simulate(args: argparse.Namespace) -> int:
+    from engine.simulator import report
+
+    figures = report(args.requests, args.load, args.seed)
+    if args.json:
+        write_json(args.json, figures)
+    table = Table("figure", "value", title="one simulated run", title_justify="left")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:.6g}")
+    console.print(table)
+    return 0
+
+
+def bench(args: argparse.Namespace) -> int:
+    from engine.bench import run
+
+    with started(args) as runtime:
+        rows = run(runtime, args.streams, args.rounds, console)
+        if args.json:
+            write_json(args.json, {**describe(runtime.device, args.argv), "rows": [asdict(row) for row in rows]})
+    return 0
+
+
+def determinism(args: argparse.Namespace) -> int:
+    from engine import bench, determinism
+    from engine import device as devices
+    from engine.executor import load
+
+    model, _, limits = load(runtime_config(args))
+    rows = determinism.compare(model, limits, bench.SENTENCES, args.shapes)
+    if args.json:
+        device = devices.name(model.device)
+        write_json(args.json, {**describe(device, args.argv), "rows": [asdict(row) for row in rows]})
+    table = Table("shape", "requests", "equal to shape 1", "largest margin where they part")
+    for row in rows:
+        table.add_row(str(row.shape), str(row.requests), f"{row.equal_share:.0%}", f"{row.largest_margin:.1e}")
+    console.print(table)
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def calibrate(args: argparse.Namespace) -> int:
+    from engine.calibrate import calibrate
+
+    write_json(args.output, {**calibrate(runtime_config(args), args.runs, console), **describe("cpu", args.argv)})
+    return 0
+
+
+SAMPLING = {
+    "seed": (int, "the same seed gives the same audio"),
+    "temperature": (float, "0 is greedy"),
+    "depth_temperature": (float, "of codes 1 to 15"),
+    "top_k": (int, "0 is off"),
+    "depth_top_k": (int, "of codes 1 to 15"),
+    "top_p": (float, "1 is off"),
+    "depth_top_p": (float, "of codes 1 to 15"),
+    "repetition_penalty": (float, "1 is off"),
+    "cfg_scale": (float, "guidance; 1 is off"),
+    "max_frames": (int, "of 80 ms each"),
+}
+"""Options of `say` that replace the voice's own SamplingParams."""
+
+
+def parser(program: str) -> argparse.ArgumentParser:
+    """The command line. Unknown options are errors."""
+    top = argparse.ArgumentParser(prog=program, allow_abbrev=False, description=__doc__)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    p = commands.add_parser("say", help="speak a text into a WAV file", allow_abbrev=False)
+    p.set_defaults(run=say)
+    p.add_argument("text")
+    p.add_argument("-o", "--output", required=True, metavar="FILE", help="WAV file, or - for standard output")
+    p.add_argument("--stats", action="store_true", help="print TTFA, RTF and stage times")
+    p.add_argument("--speaker", default="S0")
+    p.add_argument("--instruction", default="", help="how to speak, where the voice understands instructions")
+    for name, (kind, text) in SAMPLING.items():
+        p.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+    add_voice_options(p)
+
+    p = commands.add_parser("verify", help="compare a checkpoint with its expected tensors", allow_abbrev=False)
+    p.set_defaults(run=verify)
+    p.add_argument("folder", type=Path, help="holds checkpoint/ and expected_*.safetensors")
+
+    p = commands.add_parser("simulate", help="the scheduler on a fake clock", allow_abbrev=False)
+    p.set_defaults(run=simulate)
+    p.add_argument("--requests", type=int, default=300)
+    p.add_argument("--load", type=float, default=1.0, metavar="X", help="mean number of streams at once")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--json", metavar="FILE")
+
+    p = commands.add_parser("bench", help="measure the real engine", allow_abbrev=False)
+    kinds = p.add_subparsers(required=True, metavar="WHAT")
+    p = kinds.add_parser("speech", help="TTFA, RTF and gaps by number of streams", allow_abbrev=False)
+    p.set_defaults(run=bench)
+    p.add_argument("--streams", type=int, nargs="+", default=[1, 2])
+    p.add_argument("--rounds", type=int, default=10, help="utterances a stream")
+    p.add_argument("--json", metavar="FILE")
+    add_voice_options(p)
+
+    p = kinds.add_parser("determinism", help="codes by the shape of the batch", allow_abbrev=False)
+    p.set_defaults(run=determinism)
+    p.add_argument("--shapes", type=int, nargs="+", default=[2, 4, 8])
+    p.add_argument("--json", metavar="FILE")
+    add_voice_options(p)
+
+    p = commands.add_parser("calibrate", help="measure stage costs for the Predictor", allow_abbrev=False)
+    p.set_defaults(run=calibrate)
+    p.add_argument("-o", "--output", required=True, metavar="FILE")
+    p.add_argument("--runs", type=int, default=5, help="utterances a batch size")
+    add_voice_options(p)
+    return top
+
+
+def main(argv: Sequence[str] | None = None, program: str = "python -m engine") -> int:
+    """Runs one command. A user's mistake is one line on standard error and exit status 2."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    args = parser(program).parse_args(argv, argparse.Namespace(argv=argv))
+    try:
+        return int(args.run(args))
+    except (RequestError, EngineError) as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    except KeyboardInterrupt:
+        problem = "interrupted"
+    print(f"{program}: {problem}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

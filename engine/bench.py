@@ -1,0 +1,136 @@
+"""The command `bench speech`: TTFA, RTF and underruns of the real engine, driven in real time.
+
+It knows no model and no scheduling; the definitions are those of metrics.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from engine.clock import MonotonicClock
+from engine.core import Chunk, Failed, Finished, Output, Request, RequestStats
+from engine.metrics import lateness
+from engine.runtime import Runtime
+
+SENTENCES = (
+    "Good morning, this is the voice runtime speaking to you in real time.",
+    "The train to the coast leaves from platform nine in about twelve minutes.",
+    "Please hold the line while I look that up for you.",
+    "I have found three free tables for tonight, the first of them at half past seven.",
+    "Every sentence that you hear was generated frame by frame while it was already playing.",
+)
+
+
+@dataclass(slots=True)
+class Listener:
+    """Receives one request's outputs on the engine's reader thread and remembers when each came."""
+
+    clock: MonotonicClock
+    submitted_at: float
+    arrivals: list[tuple[float, int]]
+    """(instant, samples) of each chunk."""
+    over: threading.Event
+    stats: RequestStats | None = None
+    error: str = ""
+
+    def deliver(self, output: Output) -> None:
+        if isinstance(output, Chunk):
+            self.arrivals.append((self.clock.now(), len(output.pcm)))
+            return
+        if isinstance(output, Finished):
+            self.stats = output.stats
+        elif isinstance(output, Failed):
+            self.error = output.message
+        self.over.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """What one number of concurrent streams gave, over all utterances."""
+
+    streams: int
+    utterances: int
+    ttfa_ms_p50: float
+    ttfa_ms_p95: float
+    rtf: float
+    underruns: int
+    largest_gap_ms: float
+    audio_seconds: float
+
+
+def speak(runtime: Runtime, requests: Sequence[Request]) -> list[Listener]:
+    """Submits all requests at once and waits for them. Raises RuntimeError when one fails."""
+    clock = MonotonicClock()
+    listeners = []
+    for request in requests:
+        listener = Listener(clock, clock.now(), [], threading.Event())
+        listeners.append(listener)
+        runtime.submit(request, listener.deliver)
+    for listener in listeners:
+        listener.over.wait()
+        if listener.error:
+            raise RuntimeError(listener.error)
+    return listeners
+
+
+def speech(runtime: Runtime, streams: int, rounds: int) -> Speech:
+    """`rounds` times `streams` utterances at once. TTFA is measured here, at the delivery to the caller."""
+    listeners: list[Listener] = []
+    for i in track(range(rounds), description=f"{streams} at once", transient=True):
+        texts = [SENTENCES[(i + j) % len(SENTENCES)] for j in range(streams)]
+        listeners += speak(runtime, [Request(text, runtime.spec.sampling) for text in texts])
+    ttfa = [(x.arrivals[0][0] - x.submitted_at) * 1000 for x in listeners if x.arrivals]
+    missing = [extra_buffer(x.arrivals, runtime.spec.sample_rate) for x in listeners]
+    stats = [x.stats for x in listeners if x.stats]
+    audio = sum(s.audio_seconds for s in stats)
+    return Speech(
+        streams=streams,
+        utterances=len(listeners),
+        ttfa_ms_p50=round(median(ttfa), 1),
+        ttfa_ms_p95=round(float(np.quantile(ttfa, 0.95)), 1),
+        rtf=round(sum(sum(s.stage_seconds.values()) for s in stats) / audio, 3),
+        underruns=sum(1 for seconds in missing if seconds > 0),
+        largest_gap_ms=round(max(missing) * 1000, 1),
+        audio_seconds=round(audio, 1),
+    )
+
+
+def extra_buffer(arrivals: Sequence[tuple[float, int]], sample_rate: int) -> float:
+    """Seconds that playback would have had to start later for no chunk to come too late; 0 without a gap."""
+    before, latest = 0, 0.0
+    for at, samples in arrivals:
+        latest = max(latest, lateness(at, arrivals[0][0], before / sample_rate))
+        before += samples
+    return latest
+
+
+def table(rows: Sequence[Speech]) -> Table:
+    """The rows as a person reads them."""
+    out = Table("streams", "utterances", "TTFA p50", "TTFA p95", "RTF", "utterances with a gap", "largest gap")
+    for row in rows:
+        cells = (row.ttfa_ms_p50, row.ttfa_ms_p95)
+        out.add_row(
+            str(row.streams),
+            str(row.utterances),
+            *(f"{cell:.0f} ms" for cell in cells),
+            f"{row.rtf:.2f}",
+            str(row.underruns),
+            f"{row.largest_gap_ms:.0f} ms",
+        )
+    return out
+
+
+def run(runtime: Runtime, streams: Sequence[int], rounds: int, console: Console) -> list[Speech]:
+    """One row for each number of streams, printed as it comes."""
+    speech(runtime, 1, 2)  # the first utterances of a process are not warm
+    rows = [speech(runtime, n, rounds) for n in streams]
+    console.print(table(rows))
+    return rows

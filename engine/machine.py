@@ -1,0 +1,46 @@
+"""What a measurement was made on: for the head of every JSON that a command writes. It measures nothing itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+
+def describe(device: str, argv: Sequence[str]) -> dict[str, object]:
+    """Machine, versions, date and command, as JSON data. `device` is what the engine's device calls itself."""
+    return {
+        "device": device,
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(("breezert", *argv)),
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name as the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def write_json(path: str, data: Mapping[str, object]) -> None:
+    """Writes indented JSON to the file, or to standard output for `-`. Raises OSError."""
+    text = json.dumps(data, indent=1) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        Path(path).write_text(text)

@@ -1,0 +1,69 @@
+"""What crosses the pipe between a runtime and its engine. It imports no torch, so that the media process needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.core import Cancel, Limits, ModelSpec, Output, Playhead, Request
+
+EMBEDDED_VOICE = Path(__file__).parent / "voices" / "breeze-mini"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    """What to load and where. Everything crosses a pipe, so it is plain data."""
+
+    voice: Path = EMBEDDED_VOICE
+    """A checkpoint folder of the official layout."""
+    device: str = "auto"
+    dtype: str | None = None
+    """fp32 or bf16; None is bf16 on CUDA and fp32 on the CPU."""
+    in_process: bool = False
+    """A thread of this process instead of a process of its own: for tests and debuggers."""
+    limits: Limits | None = None
+    """None holds `num_slots` requests of any length."""
+    threads: int | None = None
+    """Threads of one operation on the CPU; None lets the device decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The voice is loaded and warm."""
+
+    spec: ModelSpec
+    limits: Limits
+    device: str
+    """What the device calls itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The voice could not be loaded; the text says why."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The engine's metrics, by name."""
+
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A request on its way in, with the id that its outputs will carry."""
+
+    request_id: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The end: nothing more will be asked."""
+
+
+ToWorker = Numbered | Cancel | Playhead | Close
+FromWorker = Ready | StartFailed | Snapshot | Output

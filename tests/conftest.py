@@ -1,0 +1,19 @@
+"""Fixtures that several files share: the embedded voice, speaking, loaded once a session."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+# One thread an operation, as the engine runs: two that wait for each other on a busy machine take ten times as long.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from engine.messages import RuntimeConfig
+from engine.runtime import Runtime
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Iterator[Runtime]:
+    """The embedded voice in its own process, as users run it."""
+    with Runtime.start(RuntimeConfig(device="cpu")) as started:
+        yield started

@@ -1,0 +1,176 @@
+"""The executor on real weights: golden codes through paged, chunked, padded and guided steps; nobody's rows."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from lockstep import Ask, lockstep, wave
+from safetensors.torch import load_file
+
+from engine import models
+from engine.core import Limits, Reference, Request
+from engine.executor import Executor
+from engine.messages import EMBEDDED_VOICE
+from engine.models import Model
+
+GOLDEN = Path(__file__).parent / "golden"
+CPU = torch.device("cpu")
+TINY_LIMITS = Limits(num_slots=8, num_pages=8 * 16, page_size=16)
+MINI_LIMITS = Limits(num_slots=8, num_pages=8 * 64, page_size=16)
+SHAPE_FOUR = replace(MINI_LIMITS, batches=(4,))
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Model:
+    return models.load(GOLDEN / "breeze" / "checkpoint", device=CPU, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def mini() -> Model:
+    return models.load(EMBEDDED_VOICE, device=CPU, dtype=torch.float32)
+
+
+def golden_asks(model: Model, expected: dict[str, torch.Tensor]) -> dict[str, Ask]:
+    """The fixture's greedy runs: key -> prompt and settings."""
+    frames = tuple(tuple(frame) for frame in expected["prompt.ref_codes"].tolist())
+    reference = Reference("good day to you", frames)
+    texts = {
+        "plain": ("hello there", "", None),
+        "design": ("hello there my friend", "a warm calm voice", None),
+        "clone": ("hello there", "", reference),
+        "direction": ("see you soon", "slow and sad", reference),
+    }
+    asks = {}
+    for key in expected:
+        kind, mode, *rest = key.split(".")
+        if kind != "greedy" or mode == "eos" or rest[-1] != "frames":
+            continue
+        name = key.removeprefix("greedy.").removesuffix(".frames")
+        scale, penalty = name.removeprefix(f"{mode}.cfg").split(".rp")
+        sampling = replace(
+            model.spec.sampling,
+            temperature=0.0,
+            depth_temperature=0.0,
+            repetition_penalty=float(penalty),
+            cfg_scale=float(scale),
+        )
+        text, instruction, ref = texts[mode]
+        asks[key] = (model.prompt(Request(text, sampling, "S0", instruction, ref)), sampling)
+    return asks
+
+
+def mini_ask(model: Model, text: str, **sampling: object) -> Ask:
+    params = replace(model.spec.sampling, **sampling)  # type: ignore[arg-type]
+    return model.prompt(Request(text, params)), params
+
+
+@pytest.mark.parametrize("chunk", [256, 5])
+def test_golden_frames_through_chunked_prefill_and_padded_steps(tiny: Model, chunk: int) -> None:
+    expected = load_file(GOLDEN / "breeze" / "expected_model.safetensors")
+    asks = golden_asks(tiny, expected)
+    assert len(asks) >= 8
+    executor = Executor(tiny, TINY_LIMITS)
+    for key, ask in asks.items():
+        (said,) = lockstep(executor, TINY_LIMITS, [ask], frames=8, chunk=chunk)
+        assert said.codes == expected[key].tolist(), key
+
+
+def test_golden_frames_of_guided_and_plain_requests_in_one_batch(tiny: Model) -> None:
+    expected = load_file(GOLDEN / "breeze" / "expected_model.safetensors")
+    asks = golden_asks(tiny, expected)
+    together = [key for key in asks if len(asks[key][0].rows) == 2][:2] + [
+        key for key in asks if len(asks[key][0].rows) == 1
+    ][:3]
+    executor = Executor(tiny, TINY_LIMITS)
+    for said, key in zip(
+        lockstep(executor, TINY_LIMITS, [asks[key] for key in together], frames=8, chunk=7), together, strict=True
+    ):
+        assert said.codes == expected[key].tolist(), key
+
+
+def test_end_of_speech_comes_where_the_fixture_has_it(tiny: Model) -> None:
+    expected = load_file(GOLDEN / "breeze" / "expected_model.safetensors")
+    sampling = replace(
+        tiny.spec.sampling, temperature=0.0, depth_temperature=0.0, repetition_penalty=1.1, cfg_scale=1.0
+    )
+    prompt = tiny.prompt(Request("see now", sampling))
+    assert list(prompt.rows[0].segments[0].ids) == expected["greedy.eos.prompt_ids"].tolist()  # type: ignore[union-attr]
+    (said,) = lockstep(Executor(tiny, TINY_LIMITS), TINY_LIMITS, [(prompt, sampling)], frames=5)
+    assert said.codes == expected["greedy.eos.frames"].tolist()
+    assert said.ended_at == 5
+
+
+def test_codes_are_bit_equal_whatever_the_neighbours(mini: Model) -> None:
+    """Within one ladder shape: alone in it, with neighbours, in another place, after other owners of its slot."""
+    ask = mini_ask(mini, "The same words, whoever else is speaking.", temperature=0.8, depth_temperature=0.8, seed=5)
+    others = [
+        mini_ask(mini, "A neighbour.", temperature=0.0, depth_temperature=0.0),
+        mini_ask(mini, "Somebody else, at some length, with other settings.", top_k=5, top_p=0.7, seed=6),
+        mini_ask(mini, "Third.", repetition_penalty=1.3, depth_top_p=0.5, temperature=1.2, seed=7),
+    ]
+    executor = Executor(mini, SHAPE_FOUR)
+    (alone,) = lockstep(executor, SHAPE_FOUR, [ask], frames=24)
+    assert len({tuple(frame) for frame in alone.codes}) > 12, "speech, not one frame again and again"
+    for place in range(4):
+        together = lockstep(executor, SHAPE_FOUR, [*others[:place], ask, *others[place:]], frames=24)
+        assert together[place].codes == alone.codes, f"place {place}"
+        assert together[place].pcm == alone.pcm
+    (elsewhere,) = lockstep(executor, SHAPE_FOUR, [ask], frames=24, first_slot=8)
+    assert elsewhere.codes == alone.codes
+
+
+def test_a_slot_starts_anew_with_each_owner(mini: Model) -> None:
+    ask = mini_ask(mini, "Fresh.", repetition_penalty=1.5)
+    fresh = lockstep(Executor(mini, MINI_LIMITS), MINI_LIMITS, [ask], frames=10)
+    used = Executor(mini, MINI_LIMITS)
+    lockstep(used, MINI_LIMITS, [mini_ask(mini, "Somebody was here before, for longer than that.", seed=1)], frames=30)
+    again = lockstep(used, MINI_LIMITS, [ask], frames=10)
+    assert again[0].codes == fresh[0].codes
+    assert again[0].pcm == fresh[0].pcm
+
+
+def test_what_belongs_to_nobody_reaches_nobody(mini: Model) -> None:
+    """NaN in page 0, slot 0 and every page and slot of others changes no result."""
+    ask = mini_ask(mini, "Untouched.")
+    clean = lockstep(Executor(mini, SHAPE_FOUR), SHAPE_FOUR, [ask], frames=10)
+    poisoned = Executor(mini, SHAPE_FOUR)
+    own = 1 + SHAPE_FOUR.num_pages // SHAPE_FOUR.num_slots
+    kv, codec = poisoned.state.kv, poisoned.state.codec
+    for pages in (kv.keys, kv.values):
+        pages.fill_(float("nan"))
+        assert pages.shape[1] > own
+    for tensor in vars_of(codec):
+        if tensor.is_floating_point():
+            tensor.fill_(float("nan"))
+    poisoned._hidden.fill_(float("nan"))
+    dirty = lockstep(poisoned, SHAPE_FOUR, [ask], frames=10)
+    assert dirty[0].codes == clean[0].codes
+    assert dirty[0].pcm == clean[0].pcm
+
+
+def vars_of(state: object) -> list[torch.Tensor]:
+    """All tensors in a dataclass, however deep."""
+    if isinstance(state, torch.Tensor):
+        return [state]
+    if isinstance(state, list | tuple):
+        return [tensor for item in state for tensor in vars_of(item)]
+    names = getattr(type(state), "__slots__", ()) or tuple(getattr(state, "__dict__", ()))
+    return [tensor for name in names for tensor in vars_of(getattr(state, name))]
+
+
+def test_the_embedded_voice_says_what_its_card_measured(mini: Model) -> None:
+    """Greedy codes and audio of three sentences, made by an independent implementation of the layout."""
+    expected = load_file(GOLDEN / "breeze-mini.safetensors")
+    executor = Executor(mini, MINI_LIMITS)
+    for i in range(3):
+        codes, audio = expected[f"{i}.codes"], expected[f"{i}.wav"].flatten()
+        sampling = replace(
+            mini.spec.sampling, temperature=0.0, depth_temperature=0.0, repetition_penalty=1.0, min_frames=0
+        )
+        prompt = mini.prompt(Request(bytes(expected[f"{i}.text"].tolist()).decode(), sampling))
+        (said,) = lockstep(executor, MINI_LIMITS, [(prompt, sampling)], frames=len(codes))
+        assert said.codes == codes.tolist(), i
+        assert said.ended_at == (len(codes) if i < 2 else None)  # the third was recorded up to 24 frames
+        error = torch.from_numpy(wave(said)).sub(audio[: len(said.pcm)]).abs().max().item()
+        assert error <= 5e-5 + 1 / 32767

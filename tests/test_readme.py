@@ -1,0 +1,19 @@
+"""The README's promises: its commands are the ones that CI runs, its tree names every file."""
+
+from readme import ROOT, blocks, embedding
+
+
+def test_the_embedding_program_is_at_most_ten_lines() -> None:
+    assert len([line for line in embedding().splitlines() if line]) <= 10
+
+
+def test_ci_runs_the_test_command() -> None:
+    (command,) = [block for block in blocks() if "pytest" in block and "pip install" in block]
+    assert command in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def test_every_file_is_in_the_tree() -> None:
+    (tree,) = [block for block in blocks() if block.startswith("pyproject.toml")]
+    for folder in ("engine", "agent"):
+        for file in (ROOT / folder).glob("*.py"):
+            assert file.name in tree or file.name == "__init__.py", f"{folder}/{file.name} is not in the README's tree"
