@@ -119,8 +119,7 @@ class Peer:
         self._channel = channel
         channel.on("message", self.session.receive)
         channel.on("close", self._drop_channel)
-        self.session.send = self._send
-        self.session.introduce()
+        self.session.listen(self._send)
 
     def _drop_channel(self) -> None:
         self._channel = None

@@ -28,6 +28,9 @@ FIRST_EXTRA = 0.04
 """Seconds that the lead grows by after an underrun; twice as much after the next, and so on."""
 EXTRA_HALF_LIFE = 5.0
 """Seconds of steady playback in which half of that is given back."""
+DEFERRED = 0.5
+"""Seconds of slack from which on the engine may serve others first: a chunk is then not late, though it was predicted
+for earlier."""
 
 
 class CueKind(StrEnum):
@@ -220,7 +223,7 @@ class PlayoutBuffer:
         """Says when the speech may start, and when its next chunk is predicted."""
         start_at = self._assumed_start(speech, now)
         run_out_at = start_at + speech.buffered / self.sample_rate
-        speech.expected_at = run_out_at - slack if slack < float("inf") else None
+        speech.expected_at = run_out_at - slack if slack < DEFERRED else None
         if speech.held_since is not None:
             held_since = speech.held_since if speech.started else start_at
             speech.start_at = min(start_at + max(0.0, self.lead - slack), held_since + self._max_hold)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -58,6 +59,8 @@ that a long queue takes no other session's place and an interruption wastes litt
 PLAYHEAD_SECONDS = 0.15
 PROGRESS_SECONDS = 0.2
 MESSAGES_A_SECOND = 50.0
+MAX_UNSENT = 32
+"""Messages kept for a client whose data channel is not open yet; media may flow earlier. The oldest give way."""
 FAILED = "failed"
 """The reason of speech.stopped after an error."""
 
@@ -119,7 +122,8 @@ class Session:
         bit_rate: int = BIT_RATE,
     ) -> None:
         self.id = session_id
-        self.send: Callable[[ServerMessage], None] = lambda message: None
+        self._unsent: deque[ServerMessage] = deque(maxlen=MAX_UNSENT)
+        self.send: Callable[[ServerMessage], None] = self._unsent.append
         self.pinged = False
         self._engine, self._clock, self._metrics, self._max_queued = engine, clock, metrics, max_queued
         self._loop = asyncio.get_running_loop()
@@ -138,8 +142,14 @@ class Session:
 
     # ---- from the client --------------------------------------------------------------------------------------
 
-    def introduce(self) -> None:
-        """Says what the voice can do: the first message of a call."""
+    def listen(self, send: Callable[[ServerMessage], None]) -> None:
+        """From now on messages go to `send`: first what the voice can do, then what was to be told before."""
+        self.send = send
+        self._introduce()
+        while self._unsent:
+            send(self._unsent.popleft())
+
+    def _introduce(self) -> None:
         spec = self._engine.spec
         created = SessionCreated(
             id=self.id,

@@ -76,7 +76,7 @@ async def call(executor: ThreadPoolExecutor) -> Call:
 
 
 async def test_it_introduces_the_voice(call: Call) -> None:
-    call.session.introduce()
+    call.session.listen(call.take)
     assert call.said == [
         {
             "type": "session.created",
@@ -89,6 +89,19 @@ async def test_it_introduces_the_voice(call: Call) -> None:
             "max_queued": 8,
         }
     ]
+
+
+async def test_what_was_said_before_the_channel_opened_is_told_after_the_introduction(
+    executor: ThreadPoolExecutor,
+) -> None:
+    call = Call(executor)
+    call.session = Session("call", call.engine, executor, call.time, call.metrics)  # nobody listens yet
+    call.speak("early")
+    call.engine.say(1)
+    await call.packets(1)
+    assert call.said == []
+    call.session.listen(call.take)
+    assert call.types == ["session.created", "speech.started"]
 
 
 async def test_an_utterance_from_speak_to_its_last_word(call: Call) -> None:
@@ -417,7 +430,7 @@ async def test_a_voice_at_a_rate_that_opus_does_not_take_is_refused(executor: Th
 
 async def test_modes_are_told_by_name(executor: ThreadPoolExecutor) -> None:
     call = Call(executor, spec=replace(SPEC, modes=frozenset(Mode)))
-    call.session.introduce()
+    call.session.listen(call.take)
     assert call.said[0]["modes"] == ["clone", "design", "direction", "plain"]
 
 
