@@ -200,6 +200,7 @@ def load(config: RuntimeConfig) -> tuple[Model, Executor, Limits]:
     """Loads the voice onto its device. Raises ValueError (also CheckpointError), OSError, or RuntimeError (memory)."""
     device = devices.choose(config.device)
     devices.set_threads(device, config.threads)
+    devices.keep_freed_memory(device)
     model = models.load(config.voice, device=device, dtype=devices.choose_dtype(config.dtype, device))
     limits = config.limits or default_limits(model.spec)
     with torch.inference_mode():
