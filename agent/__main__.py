@@ -1,4 +1,4 @@
-"""The command `breezert`: serve, and the engine's commands by delegation. It imports WebRTC only to serve."""
+"""The command `breezert`: serve, bench browser, and the engine's own commands. It imports WebRTC only to serve."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 from engine import __main__ as engine_commands
 
 PROGRAM = "breezert"
-USAGE = f"""usage: {PROGRAM} serve [OPTIONS]     talk to a voice in the browser: {PROGRAM} serve --help
-       {PROGRAM} COMMAND [OPTIONS]   the engine's commands, below
+USAGE = f"""usage: {PROGRAM} serve [OPTIONS]          talk to a voice in the browser: {PROGRAM} serve --help
+       {PROGRAM} bench browser [OPTIONS]  what is heard in a real Chromium: {PROGRAM} bench browser --help
+       {PROGRAM} COMMAND [OPTIONS]        the engine's commands, below
 """
 
 
@@ -96,6 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["serve"]:
         return serve(argv[1:])
+    if argv[:2] == ["bench", "browser"]:
+        from agent import bench_browser
+
+        return bench_browser.main(argv[2:])
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
     return engine_commands.main(argv, program=PROGRAM)

@@ -1,0 +1,195 @@
+// One call to the server: signaling, the data channel, keep-alive and statistics. Knows nothing of the page.
+
+import { CHANNEL, decode, encode } from "./protocol.js";
+
+const READY_WITHIN_MS = 10_000;
+const SILENT_SERVER_MS = 5_000;
+const EVERY_MS = 1_000;
+
+/** Why a call could not be made or ended: `message` says what happened, `advice` what to do about it. */
+export class CallError extends Error {
+  constructor(message, advice, { needsToken = false } = {}) {
+    super(message);
+    this.advice = advice;
+    this.needsToken = needsToken;
+  }
+}
+
+/**
+ * Events: "message" (detail: one decoded server message), "stats" (detail: fields of the stats message),
+ * "end" (detail: CallError, or null after hangUp). `track` is there before the call is connected, so that play() can
+ * be called inside the click that starts it.
+ */
+export class Call extends EventTarget {
+  #peer = new RTCPeerConnection({ iceServers: [] });
+  #channel = this.#peer.createDataChannel(CHANNEL);
+  #receiver = this.#peer.addTransceiver("audio", { direction: "recvonly" }).receiver;
+  #abort = new AbortController();
+  #ready = Promise.withResolvers();
+  #over = false;
+  #path = null;
+  #token;
+  #timer;
+  #pongAt;
+
+  constructor(token) {
+    super();
+    this.#token = token;
+    this.#ready.promise.catch(() => {}); // connect() reports it; a call that ends before must not be "unhandled"
+    this.#channel.onmessage = ({ data }) => this.#receive(data);
+    this.#channel.onclose = () => {
+      this.#path = null; // the server has no such call any more
+      this.#end(new CallError("The server ended the call.", "It may be shutting down: press Connect to try again."));
+    };
+    this.#peer.onconnectionstatechange = () => {
+      if (this.#peer.connectionState === "failed") this.#end(unreachable());
+    };
+  }
+
+  get track() {
+    return this.#receiver.track;
+  }
+
+  /** Resolves once the server has introduced itself. Rejects with CallError. */
+  async connect() {
+    const late = setTimeout(() => this.#end(this.#path ? unreachable() : unanswered()), READY_WITHIN_MS);
+    try {
+      await this.#peer.setLocalDescription(); // no waiting for candidates: the server learns ours from our packets
+      const answer = await this.#offer(this.#peer.localDescription);
+      this.#path = `calls/${encodeURIComponent(answer.id)}`;
+      if (this.#over) this.#tellServer(); // hung up while it was being answered
+      else await this.#peer.setRemoteDescription({ type: answer.type, sdp: answer.sdp });
+      await this.#ready.promise;
+      this.#pongAt = performance.now();
+      this.#timer = setInterval(() => this.#tick(), EVERY_MS);
+    } catch (error) {
+      this.#end(error instanceof CallError ? error : strange(error));
+      await this.#ready.promise; // the first reason counts
+    } finally {
+      clearTimeout(late);
+    }
+  }
+
+  send(type, fields) {
+    if (this.#channel.readyState === "open") this.#channel.send(encode(type, fields));
+  }
+
+  /** Also right for a page that is going away: the request outlives it. */
+  hangUp() {
+    this.#end(null);
+  }
+
+  async #offer({ type, sdp }) {
+    let response;
+    try {
+      response = await fetch("offer", {
+        method: "POST",
+        headers: { "Content-Type": "application/json", ...this.#authorization() },
+        body: JSON.stringify({ type, sdp }),
+        signal: this.#abort.signal,
+      });
+    } catch {
+      throw unanswered();
+    }
+    if (!response.ok) throw await refusal(response);
+    return response.json();
+  }
+
+  #authorization() {
+    return this.#token ? { Authorization: `Bearer ${this.#token}` } : {};
+  }
+
+  #receive(data) {
+    const message = decode(data);
+    if (message?.type === "session.created") this.#ready.resolve();
+    if (message?.type === "pong") this.#pongAt = performance.now();
+    if (message) this.dispatchEvent(new CustomEvent("message", { detail: message }));
+  }
+
+  async #tick() {
+    if (performance.now() - this.#pongAt > SILENT_SERVER_MS)
+      return this.#end(unanswered());
+    this.send("ping", { t: performance.now() });
+    const stats = listenerStats(await this.#peer.getStats());
+    if (this.#over) return;
+    this.send("stats", stats);
+    this.dispatchEvent(new CustomEvent("stats", { detail: stats }));
+  }
+
+  #end(reason) {
+    if (this.#over) return;
+    this.#over = true;
+    clearInterval(this.#timer);
+    this.#abort.abort();
+    this.#tellServer().finally(() => this.#peer.close()); // closed first, the server would find no call to delete
+    this.#ready.reject(reason ?? new CallError("The call was hung up.", ""));
+    this.dispatchEvent(new CustomEvent("end", { detail: reason }));
+  }
+
+  async #tellServer() {
+    if (!this.#path) return;
+    const request = { method: "DELETE", headers: this.#authorization(), keepalive: true, signal: AbortSignal.timeout(2_000) };
+    await fetch(this.#path, request).catch(() => {}); // a server that is gone needs no telling
+  }
+}
+
+/** The protocol's stats, from an RTCStatsReport (https://www.w3.org/TR/webrtc-stats/): totals since the call began. */
+function listenerStats(report) {
+  const all = [...report.values()];
+  const audio = all.find((entry) => entry.type === "inbound-rtp" && entry.kind === "audio");
+  const transport = all.find((entry) => entry.type === "transport");
+  const pair = report.get(transport?.selectedCandidatePairId) ?? all.find((entry) => entry.nominated);
+  return {
+    jitter_buffer_delay: audio?.jitterBufferDelay,
+    jitter_buffer_emitted_count: audio?.jitterBufferEmittedCount,
+    concealed_samples: audio?.concealedSamples,
+    silent_concealed_samples: audio?.silentConcealedSamples,
+    total_samples_received: audio?.totalSamplesReceived,
+    packets_lost: audio?.packetsLost,
+    jitter: audio?.jitter,
+    round_trip_time: pair?.currentRoundTripTime,
+  };
+}
+
+async function refusal(response) {
+  const said = await reasonOf(response);
+  const again = response.headers.get("Retry-After");
+  switch (response.status) {
+    case 401:
+      return new CallError("The server does not accept this token.", "Enter the one it was started with.", { needsToken: true });
+    case 403:
+    case 421:
+      return new CallError("The server refused this page's address.", `Open the page at the address that the server printed. ${said}`);
+    case 429:
+    case 503:
+      return new CallError("The server is busy.", `${again ? `Try again in ${again} seconds.` : "Try again in a moment."} ${said}`);
+    default:
+      return new CallError(`The server refused the call (${response.status}).`, said || "Reload the page and try again.");
+  }
+}
+
+/** What the server says about an error: `{error: {message}}`, `{error}`, `{message}`, or plain text. */
+async function reasonOf(response) {
+  const text = await response.text().catch(() => "");
+  try {
+    const body = JSON.parse(text);
+    return String(body.error?.message ?? body.error ?? body.message ?? "");
+  } catch {
+    return text.length < 300 ? text : "";
+  }
+}
+
+function unanswered() {
+  return new CallError("The server does not answer.", "Check that breezert serve is still running, then connect again.");
+}
+
+function unreachable() {
+  return new CallError(
+    "No sound can get through.",
+    "The server answered, but UDP between this browser and it is blocked: check firewalls, VPNs and containers on the way.",
+  );
+}
+
+function strange(error) {
+  return new CallError("The call could not be set up.", `Reload the page and try again. (${error.message})`);
+}
