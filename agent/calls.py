@@ -65,6 +65,13 @@ class Calls:
     def sessions(self) -> list[Session]:
         return [peer.session for peer in self._peers.values()]
 
+    @property
+    def status(self) -> str:
+        """ok, draining, or down while there is no engine that could speak."""
+        if self.draining:
+            return "draining"
+        return "ok" if self._engine.snapshot().get("engine_up", 1.0) else "down"
+
     async def open(self, sdp: str) -> tuple[str, str]:
         """Answers an offer: the call's id and the answer's SDP. Raises CallRefused and OfferError."""
         if self.draining:

@@ -3,7 +3,7 @@
     POST   /offer        {sdp, type} -> {sdp, type, id}       token
     DELETE /calls/{id}                                        token
     GET    /metrics      Prometheus                           token
-    GET    /healthz      200, or 503 while draining           open
+    GET    /healthz      200, or 503 while draining or down   open
     GET    /             the page and its files               open: nothing secret is in them
 
 "token" means the Bearer token where one is set; without one these are served to this machine only.
@@ -86,8 +86,8 @@ class Routes:
         return web.Response(status=204)
 
     async def healthz(self, request: web.Request) -> web.StreamResponse:
-        draining = self._calls.draining
-        return web.json_response({"status": "draining" if draining else "ok"}, status=503 if draining else 200)
+        status = self._calls.status
+        return web.json_response({"status": status}, status=200 if status == "ok" else 503)
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._calls.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})

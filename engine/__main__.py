@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from math import inf
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from engine.core import Request, RequestError
-from engine.machine import describe, write_json
+from engine.core import Request, SamplingParams
+from engine.machine import check_writable, describe, write_json
 from engine.messages import EMBEDDED_VOICE, RuntimeConfig
-from engine.runtime import EngineError, Runtime
+from engine.predictor import Profile
+from engine.runtime import Runtime
 
 console = Console(stderr=True)
+
+
+def positive(text: str) -> int:
+    """An argparse type."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def positive_number(text: str) -> float:
+    """An argparse type."""
+    value = float(text)
+    if not 0 < value < inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
 
 
 def add_voice_options(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +44,7 @@ def add_voice_options(parser: argparse.ArgumentParser) -> None:
     add("--voice", type=Path, metavar="FOLDER", default=EMBEDDED_VOICE, help="checkpoint folder of the official layout")
     add("--device", default="auto", metavar="auto|cpu|cuda", help="where the stages run (default: %(default)s)")
     add("--dtype", choices=("fp32", "bf16"), help="default: bf16 on CUDA, fp32 on the CPU")
-    add("--threads", type=int, metavar="N", help="CPU threads an operation may use")
+    add("--threads", type=positive, metavar="N", help="CPU threads an operation may use")
     add("--in-process", action="store_true", help="run the engine in a thread of this process")
 
 
@@ -44,13 +63,18 @@ def say(args: argparse.Namespace) -> int:
     from engine.say import print_stats, say
 
     with started(args) as runtime:
-        given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
-        sampling = replace(runtime.spec.sampling, **given)
-        request = Request(args.text, sampling, args.speaker, args.instruction)
+        request = Request(args.text, sampling(args, runtime.spec.sampling), args.speaker, args.instruction)
         stats = say(runtime, request, args.output, console)
         if args.stats:
             print_stats(stats, console)
     return 0
+
+
+def sampling(args: argparse.Namespace, own: SamplingParams) -> SamplingParams:
+    """The voice's own settings with those that were given. Its minimum length yields to a shorter maximum."""
+    given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+    least = min(own.min_frames, given.get("max_frames", own.max_frames))
+    return replace(own, **{"min_frames": least} | given)
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -62,7 +86,8 @@ def verify(args: argparse.Namespace) -> int:
 def simulate(args: argparse.Namespace) -> int:
     from engine.simulator import report
 
-    figures = report(args.requests, args.load, args.seed)
+    profile = read_profile(args.profile) if args.profile else None
+    figures = report(args.requests, args.load, args.seed, profile=profile)
     if args.json:
         write_json(args.json, figures)
     table = Table("figure", "value", title="one simulated run", title_justify="left")
@@ -70,6 +95,14 @@ def simulate(args: argparse.Namespace) -> int:
         table.add_row(name, f"{value:.6g}")
     console.print(table)
     return 0
+
+
+def read_profile(path: Path) -> Profile:
+    """What `calibrate` wrote. Raises OSError and ValueError."""
+    try:
+        return Profile.from_dict(json.loads(path.read_text()))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected a profile that calibrate wrote ({error})") from error
 
 
 def bench(args: argparse.Namespace) -> int:
@@ -94,19 +127,24 @@ def determinism(args: argparse.Namespace) -> int:
         write_json(args.json, {**describe(device, args.argv), "rows": [asdict(row) for row in rows]})
     table = Table("shape", "requests", "equal to shape 1", "largest margin where they part")
     for row in rows:
-        table.add_row(str(row.shape), str(row.requests), f"{row.equal_share:.0%}", f"{row.largest_margin:.1e}")
+        margin = "-" if row.largest_margin is None else f"{row.largest_margin:.1e}"
+        table.add_row(str(row.shape), str(row.requests), f"{row.equal_share:.0%}", margin)
     console.print(table)
     return 0 if all(row.ok for row in rows) else 1
 
 
 def calibrate(args: argparse.Namespace) -> int:
+    from engine import device as devices
     from engine.calibrate import calibrate
+    from engine.executor import load
 
-    write_json(args.output, {**calibrate(runtime_config(args), args.runs, console), **describe("cpu", args.argv)})
+    model, executor, limits = load(runtime_config(args))
+    profile = calibrate(model, executor, limits, args.runs, console)
+    write_json(args.json, {**profile, **describe(devices.name(model.device), args.argv)})
     return 0
 
 
-SAMPLING = {
+SAMPLING: dict[str, tuple[Callable[[str], float], str]] = {
     "seed": (int, "the same seed gives the same audio"),
     "temperature": (float, "0 is greedy"),
     "depth_temperature": (float, "of codes 1 to 15"),
@@ -116,7 +154,8 @@ SAMPLING = {
     "depth_top_p": (float, "of codes 1 to 15"),
     "repetition_penalty": (float, "1 is off"),
     "cfg_scale": (float, "guidance; 1 is off"),
-    "max_frames": (int, "of 80 ms each"),
+    "min_frames": (int, "speech does not end before"),
+    "max_frames": (positive, "of 80 ms each, with most voices"),
 }
 """Options of `say` that replace the voice's own SamplingParams."""
 
@@ -143,30 +182,31 @@ def parser(program: str) -> argparse.ArgumentParser:
 
     p = commands.add_parser("simulate", help="the scheduler on a fake clock", allow_abbrev=False)
     p.set_defaults(run=simulate)
-    p.add_argument("--requests", type=int, default=300)
-    p.add_argument("--load", type=float, default=1.0, metavar="X", help="mean number of streams at once")
+    p.add_argument("--requests", type=positive, default=300)
+    p.add_argument("--load", type=positive_number, default=1.0, metavar="X", help="mean number of streams at once")
     p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--profile", type=Path, metavar="FILE", help="the device that calibrate measured")
     p.add_argument("--json", metavar="FILE")
 
     p = commands.add_parser("bench", help="measure the real engine", allow_abbrev=False)
     kinds = p.add_subparsers(required=True, metavar="WHAT")
     p = kinds.add_parser("speech", help="TTFA, RTF and gaps by number of streams", allow_abbrev=False)
     p.set_defaults(run=bench)
-    p.add_argument("--streams", type=int, nargs="+", default=[1, 2])
-    p.add_argument("--rounds", type=int, default=10, help="utterances a stream")
+    p.add_argument("--streams", type=positive, nargs="+", default=[1, 2])
+    p.add_argument("--rounds", type=positive, default=10, help="utterances a stream")
     p.add_argument("--json", metavar="FILE")
     add_voice_options(p)
 
     p = kinds.add_parser("determinism", help="codes by the shape of the batch", allow_abbrev=False)
     p.set_defaults(run=determinism)
-    p.add_argument("--shapes", type=int, nargs="+", default=[2, 4, 8])
+    p.add_argument("--shapes", type=positive, nargs="+", default=[2, 4, 8])
     p.add_argument("--json", metavar="FILE")
     add_voice_options(p)
 
     p = commands.add_parser("calibrate", help="measure stage costs for the Predictor", allow_abbrev=False)
     p.set_defaults(run=calibrate)
-    p.add_argument("-o", "--output", required=True, metavar="FILE")
-    p.add_argument("--runs", type=int, default=5, help="utterances a batch size")
+    p.add_argument("-o", "--output", dest="json", required=True, metavar="FILE")
+    p.add_argument("--runs", type=positive, default=5, help="utterances a batch size")
     add_voice_options(p)
     return top
 
@@ -176,11 +216,13 @@ def main(argv: Sequence[str] | None = None, program: str = "python -m engine") -
     argv = list(sys.argv[1:] if argv is None else argv)
     args = parser(program).parse_args(argv, argparse.Namespace(argv=argv))
     try:
+        if getattr(args, "json", None):
+            check_writable(args.json)
         return int(args.run(args))
-    except (RequestError, EngineError) as error:
-        problem = str(error)
     except OSError as error:
         problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    except (ValueError, RuntimeError) as error:  # RequestError and CheckpointError; EngineError and the device's errors
+        problem = str(error)
     except KeyboardInterrupt:
         problem = "interrupted"
     print(f"{program}: {problem}", file=sys.stderr)

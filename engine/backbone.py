@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.config import Section
 from engine.device import attend
 from engine.kv_cache import PagedKV
 from engine.norm import RMSNorm, normalise
@@ -32,8 +33,9 @@ class BackboneConfig(LayersConfig):
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> BackboneConfig:
-        """Reads `backbone_config`. Raises KeyError on a missing key, CheckpointError on an unknown variant."""
-        return cls(**read_layers(d), max_positions=d["max_position_embeddings"])
+        """Reads `backbone_config`. Raises CheckpointError."""
+        d = Section.of(d, "backbone_config")
+        return cls(**read_layers(d), max_positions=d.integer("max_position_embeddings"))
 
 
 class Backbone(Prepared[list[tuple[LayerWeights, Tensor]]]):

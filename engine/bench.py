@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from engine.clock import MonotonicClock
 from engine.core import Chunk, Failed, Finished, Output, Request, RequestStats
-from engine.metrics import lateness
+from engine.metrics import missing_seconds
 from engine.runtime import Runtime
 
 SENTENCES = (
@@ -35,15 +35,16 @@ class Listener:
 
     clock: MonotonicClock
     submitted_at: float
-    arrivals: list[tuple[float, int]]
-    """(instant, samples) of each chunk."""
-    over: threading.Event
+    sample_rate: int
+    arrivals: list[tuple[float, float]] = field(default_factory=list)
+    """Instant and seconds of audio of each chunk."""
+    over: threading.Event = field(default_factory=threading.Event)
     stats: RequestStats | None = None
     error: str = ""
 
     def deliver(self, output: Output) -> None:
         if isinstance(output, Chunk):
-            self.arrivals.append((self.clock.now(), len(output.pcm)))
+            self.arrivals.append((self.clock.now(), len(output.pcm) / self.sample_rate))
             return
         if isinstance(output, Finished):
             self.stats = output.stats
@@ -71,7 +72,7 @@ def speak(runtime: Runtime, requests: Sequence[Request]) -> list[Listener]:
     clock = MonotonicClock()
     listeners = []
     for request in requests:
-        listener = Listener(clock, clock.now(), [], threading.Event())
+        listener = Listener(clock, clock.now(), runtime.spec.sample_rate)
         listeners.append(listener)
         runtime.submit(request, listener.deliver)
     for listener in listeners:
@@ -88,7 +89,9 @@ def speech(runtime: Runtime, streams: int, rounds: int) -> Speech:
         texts = [SENTENCES[(i + j) % len(SENTENCES)] for j in range(streams)]
         listeners += speak(runtime, [Request(text, runtime.spec.sampling) for text in texts])
     ttfa = [(x.arrivals[0][0] - x.submitted_at) * 1000 for x in listeners if x.arrivals]
-    missing = [extra_buffer(x.arrivals, runtime.spec.sample_rate) for x in listeners]
+    if not ttfa:
+        raise RuntimeError(f"expected speech, got none in {len(listeners)} utterances; listen to the voice with say")
+    missing = [missing_seconds(x.arrivals) for x in listeners]
     stats = [x.stats for x in listeners if x.stats]
     audio = sum(s.audio_seconds for s in stats)
     return Speech(
@@ -101,15 +104,6 @@ def speech(runtime: Runtime, streams: int, rounds: int) -> Speech:
         largest_gap_ms=round(max(missing) * 1000, 1),
         audio_seconds=round(audio, 1),
     )
-
-
-def extra_buffer(arrivals: Sequence[tuple[float, int]], sample_rate: int) -> float:
-    """Seconds that playback would have had to start later for no chunk to come too late; 0 without a gap."""
-    before, latest = 0, 0.0
-    for at, samples in arrivals:
-        latest = max(latest, lateness(at, arrivals[0][0], before / sample_rate))
-        before += samples
-    return latest
 
 
 def table(rows: Sequence[Speech]) -> Table:
@@ -129,7 +123,13 @@ def table(rows: Sequence[Speech]) -> Table:
 
 
 def run(runtime: Runtime, streams: Sequence[int], rounds: int, console: Console) -> list[Speech]:
-    """One row for each number of streams, printed as it comes."""
+    """One row for each number of streams, printed at the end. Raises ValueError for more than the engine takes at once,
+    and RuntimeError when a request fails."""
+    most = runtime.limits.num_slots + runtime.limits.max_queued
+    if max(streams) > most:
+        raise ValueError(
+            f"--streams must be at most {most}, as many as the engine serves and queues, got {max(streams)}"
+        )
     speech(runtime, 1, 2)  # the first utterances of a process are not warm
     rows = [speech(runtime, n, rounds) for n in streams]
     console.print(table(rows))

@@ -14,13 +14,15 @@ from rich.progress import track
 
 from engine import chunking
 from engine.clock import Clock, MonotonicClock
-from engine.core import Admission, Limits, Prompt, Request, Row, SamplingParams, Stage, Step
-from engine.executor import Executor, load
-from engine.messages import RuntimeConfig
+from engine.core import Admission, Limits, ModelSpec, Prompt, PromptRow, Row, SamplingParams, Stage, Step, TextSegment
+from engine.executor import Executor
 from engine.models import Model
 from engine.predictor import Predictor
 
-SENTENCE = "One sentence of the usual length, so that every stage is seen at work before the first caller."
+PROMPT_TOKENS = 96
+"""A sentence of the usual length, where a token is a character."""
+MAX_FRAMES = sum(chunking.LADDER)
+"""Of a script: each chunk size once."""
 WARM_BATCHES = (1, 2)
 
 
@@ -50,18 +52,30 @@ def exercise(
     One frame a chunk is made: the others would cost as much. They use the first slots and pages and leave nothing
     behind: a slot starts anew with its next text step.
     """
-    sampling = replace(model.spec.sampling, max_frames=sum(chunking.LADDER), min_frames=0)
-    prompt = model.prompt(Request(SENTENCE, sampling))
+    prompt, max_frames = usual(model.spec, limits, batch)
+    sampling = replace(model.spec.sampling, max_frames=max_frames, min_frames=0)
     for step in script(prompt, sampling, limits, batch, frames_a_chunk=1):
         started = clock.now()
         executor.run(step)
         yield step, clock.now() - started
 
 
+def usual(spec: ModelSpec, limits: Limits, batch: int) -> tuple[Prompt, int]:
+    """A prompt as long as a usual sentence and the frames of a whole script, or less where the voice has no room.
+
+    Token 0, which every voice has: what the text says costs nothing, and a voice need not know the letters of ours.
+    """
+    positions = min(spec.max_positions, limits.num_pages // batch * limits.page_size)
+    frames = max(1, min(MAX_FRAMES, positions // 2))
+    tokens = max(1, min(PROMPT_TOKENS, positions - frames))
+    return Prompt((PromptRow((TextSegment((0,) * tokens),)),)), frames
+
+
 def script(
     prompt: Prompt, sampling: SamplingParams, limits: Limits, batch: int, frames_a_chunk: int = chunking.LADDER[-1]
 ) -> Iterator[Step]:
-    """What the scheduler would plan for `batch` equal prompts, were there nobody else; fewer frames if asked to."""
+    """What the scheduler would plan for `batch` equal prompts, were there nobody else: up to sampling.max_frames, in
+    chunks that grow; fewer frames if asked to."""
     rows = [Row(-1 - i, (1 + i,)) for i in range(batch)]
 
     def step(stage: Stage, start: int = 0, count: int = 1, final: bool = False) -> Step:
@@ -72,7 +86,10 @@ def script(
         count = min(limits.max_prefill_tokens, prompt.length - start)
         yield step(Stage.PREFILL, start, count, final=start + count == prompt.length)
     first = 0
-    for size in chunking.LADDER:
+    for wanted in chunking.LADDER:
+        size = min(wanted, sampling.max_frames - first)
+        if size == 0:
+            return
         for frame in range(first, first + min(size, frames_a_chunk)):
             yield step(Stage.DEPTH, frame)
             yield step(Stage.DECODE, frame)
@@ -87,12 +104,11 @@ def admitted(row: Row, prompt: Prompt, sampling: SamplingParams, limits: Limits)
     return replace(row, count=prompt.text_tokens, admission=Admission(prompt, sampling, (tuple(own),)))
 
 
-def calibrate(config: RuntimeConfig, runs: int, console: Console) -> dict[str, object]:
+def calibrate(model: Model, executor: Executor, limits: Limits, runs: int, console: Console) -> dict[str, object]:
     """The profile of this machine as JSON data: the samples themselves, not their means, so that tails survive.
 
     `runs` rounds at every batch size of the ladder that the limits allow, after one round that is thrown away.
     """
-    model, executor, limits = load(config)
     clock = MonotonicClock()
     costs: dict[tuple[Stage, int, int], list[float]] = {}
     plan = [(batch, i) for batch in batches(limits, limits.batches) for i in range(runs + 1)]

@@ -5,8 +5,8 @@ In order of precedence:
   2. A new caller, first come first: first audio counts most.
   3. The playing stream with the least slack. If all have time, those one stage behind it go first, so that they
      share its step (waiting for batch-mates).
-Whoever is ready for the same stage then joins, if that saves time and breaks no deadline that would otherwise hold, or
-else if his own would break.
+Whoever is ready for the same stage then joins, if that saves enough time, keeps the step within
+Limits.max_step_seconds, and breaks no deadline that would otherwise hold, or else if his own would break.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 
-from engine.core import Limits, Stage
-from engine.predictor import Predictor
+from engine.core import Limits, Stage, num_sequences
+from engine.predictor import Pace, Predictor
 from engine.stream import Stream
 
 STAGE_BEFORE = {Stage.DEPTH: Stage.DECODE, Stage.DECODE: Stage.CODEC}
+SAVING = 0.1
+"""Share of the time of two separate steps that a shared one must save: it lasts longer than either, and whoever comes
+meanwhile waits for its end."""
 
 
 @dataclass(slots=True)
@@ -41,73 +45,92 @@ class Candidate:
         return self.stage is leader.stage and (self.stage is not Stage.CODEC or self.count == leader.count)
 
 
-def choose(candidates: Sequence[Candidate], predictor: Predictor, limits: Limits) -> list[Candidate]:
-    """The rows of the next step, out of at least one candidate; new callers are given in order of arrival."""
-    starting = [c for c in candidates if c.slack == -inf]
-    playing = sorted((c for c in candidates if c.slack > -inf), key=lambda c: c.slack)
-    if not starting:
-        batch = _batch(_first(playing, predictor), playing, predictor, limits)
-        return _sooner(batch, playing, predictor, limits) or batch
-    cost = _cost(starting[0], predictor)
-    urgent = [c for c in playing if c.slack < cost]
-    leader = _first(urgent, predictor) if urgent else starting[0]
-    return _batch(leader, urgent + starting + playing[len(urgent) :], predictor, limits)
+def choose(candidates: Sequence[Candidate], predictor: Predictor, limits: Limits, pace: Pace) -> list[Candidate]:
+    """The rows of the next step, out of at least one candidate; new callers are given in order of arrival. `pace` is
+    what slack was judged by."""
+    return Choice(predictor, limits, pace).rows(candidates)
 
 
-def _cost(candidate: Candidate, predictor: Predictor) -> float:
-    return predictor.cost(candidate.stage, 1, candidate.count)
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one choice is made by."""
+
+    predictor: Predictor
+    limits: Limits
+    pace: Pace
+
+    def rows(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        starting = [c for c in candidates if c.slack == -inf]
+        playing = sorted((c for c in candidates if c.slack > -inf), key=attrgetter("slack"))
+        if not starting:
+            batch = self._batch(self._first(playing), playing)
+            return self._sooner(batch, playing) or batch
+        cost = self._alone(starting[0])
+        urgent = [c for c in playing if c.slack < cost]
+        leader = self._first(urgent) if urgent else starting[0]
+        return self._batch(leader, urgent + starting + playing[len(urgent) :])
+
+    def _alone(self, candidate: Candidate) -> float:
+        """Seconds of its step without mates."""
+        return self._cost(candidate.stage, 1, candidate.stream.guided, candidate.count)
+
+    def _cost(self, stage: Stage, rows: int, guided: bool, length: int = 1) -> float:
+        return self.predictor.cost(stage, num_sequences(stage, rows, guided), length)
+
+    def _first(self, playing: Sequence[Candidate]) -> Candidate:
+        """The one with the least slack, or another who would otherwise be late and can go first without making it
+        late."""
+        tight = playing[0]
+        cost = self._alone(tight)
+        for other in playing:
+            if other.slack >= cost:
+                break
+            if not other.joins(tight) and self._alone(other) <= tight.slack:
+                return other
+        return tight
+
+    def _batch(self, leader: Candidate, everyone: Sequence[Candidate]) -> list[Candidate]:
+        """The leader and those who join it."""
+        stage, length, guided = leader.stage, leader.count, leader.stream.guided
+        batch, mates = [leader], [c for c in everyone if c is not leader and c.joins(leader)]
+        alone = cost = self._alone(leader)
+        time = self._time(leader, alone, everyone) if mates else 0.0
+        for mate in mates:
+            if len(batch) == self.limits.max_batch[stage]:
+                break
+            longest, paired = max(length, mate.count), guided or mate.stream.guided
+            together = self._cost(stage, len(batch) + 1, paired, longest)
+            fits = together <= self.limits.max_step_seconds and (together <= time or -inf < mate.slack < alone)
+            if fits and _pays(together, cost + self._alone(mate)):
+                batch.append(mate)
+                length, guided, cost = longest, paired, together
+        return batch
+
+    def _time(self, leader: Candidate, cost: float, everyone: Sequence[Candidate]) -> float:
+        """Seconds that the leader's step may take without breaking a deadline that would hold if it went alone. Who
+        joins has slack that allows for this step."""
+        usual = max(cost, self.pace.turn(leader.stage, leader.count))
+        times = [c.slack if c.optional or not c.joins(leader) else c.slack + usual for c in everyone]
+        return min((time for time in times if time > cost), default=inf)
+
+    def _sooner(self, waiting: Sequence[Candidate], playing: Sequence[Candidate]) -> list[Candidate] | None:
+        """The step that brings others to the stage where `waiting` stands, if waiting for them pays and harms
+        nobody."""
+        stage = waiting[0].stage
+        room, before = self.limits.max_batch[stage] - len(waiting), STAGE_BEFORE.get(stage)
+        behind = next((c for c in playing if c.stage is before and c.stream.reason is None), None)
+        if behind is None or not room:
+            return None
+        first = self._batch(behind, playing)
+        if len(first) > room:
+            return None
+        some, others = (any(c.stream.guided for c in rows) for rows in (waiting, first))
+        together = self._cost(stage, len(waiting) + len(first), some or others)
+        apart = self._cost(stage, len(waiting), some) + self._cost(stage, len(first), others)
+        sooner = self._cost(first[0].stage, len(first), others, max(c.count for c in first))
+        fits = together <= self.limits.max_step_seconds and sooner + together <= playing[0].slack
+        return first if fits and _pays(together, apart) else None
 
 
-def _first(playing: Sequence[Candidate], predictor: Predictor) -> Candidate:
-    """The one with the least slack, or another who would otherwise be late and can go first without making it late."""
-    tight = playing[0]
-    cost = _cost(tight, predictor)
-    others = (c for c in playing if c.slack < cost and not c.joins(tight))
-    return next((c for c in others if _cost(c, predictor) <= tight.slack), tight)
-
-
-def _batch(leader: Candidate, everyone: Sequence[Candidate], predictor: Predictor, limits: Limits) -> list[Candidate]:
-    """The leader and those who join it."""
-    stage, length = leader.stage, leader.count
-    alone = cost = predictor.cost(stage, 1, length)
-    usual = predictor.cost(stage, min(len(everyone), limits.max_batch[stage]), length)
-    time = _time(leader, alone, usual, everyone)
-    batch = [leader]
-    for mate in everyone:
-        if len(batch) == limits.max_batch[stage]:
-            break
-        if mate is leader or not mate.joins(leader):
-            continue
-        longest = max(length, mate.count)
-        together = predictor.cost(stage, len(batch) + 1, longest)
-        fits = together <= time or -inf < mate.slack < alone
-        if fits and together < cost + predictor.cost(stage, 1, mate.count):
-            batch.append(mate)
-            length, cost = longest, together
-    return batch
-
-
-def _time(leader: Candidate, cost: float, usual: float, everyone: Sequence[Candidate]) -> float:
-    """Seconds that the leader's step may take without breaking a deadline that would hold if it went alone. `usual` is
-    what the slack of those who join already allows for this step."""
-    times = [c.slack if c.optional or not c.joins(leader) else c.slack + usual for c in everyone]
-    return min((time for time in times if time > cost), default=inf)
-
-
-def _sooner(
-    waiting: list[Candidate], playing: Sequence[Candidate], predictor: Predictor, limits: Limits
-) -> list[Candidate] | None:
-    """The step that brings others to the stage where `waiting` stands, if waiting for them pays and harms nobody."""
-    stage = waiting[0].stage
-    before = STAGE_BEFORE.get(stage)
-    behind = [c for c in playing if c.stage is before and c.stream.reason is None]
-    if not behind:
-        return None
-    first = _batch(behind[0], playing, predictor, limits)
-    both = len(waiting) + len(first)
-    if both > limits.max_batch[stage]:
-        return None
-    together = predictor.cost(stage, both)
-    apart = predictor.cost(stage, len(waiting)) + predictor.cost(stage, len(first))
-    sooner = predictor.cost(before, len(first), max(c.count for c in first)) if before else 0.0
-    return first if together < apart and sooner + together <= playing[0].slack else None
+def _pays(together: float, apart: float) -> bool:
+    return together <= (1 - SAVING) * apart

@@ -1,24 +1,39 @@
 """Says how many frames become one chunk. It does not know streams, stages or the time of day.
 
 Chunks grow 1, 2, 4, 8, 16: the first is sent as soon as it exists (first audio), later ones are large (one codec call
-for many frames). A chunk that could not be finished in time shrinks to the frames that exist.
+for many frames), where that is cheaper and keeps the call short. A chunk that could not be finished in time shrinks to
+the frames that exist.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 LADDER = (1, 2, 4, 8, 16)
+GAIN = 0.05
+"""Share of the codec's time for a frame that chunks of twice the size must save: they keep the device twice as long."""
 
 
-def fitting(frames: int) -> int:
-    """The largest ladder size that `frames` (at least 1) frames fill."""
-    return min(LADDER[-1], 1 << (frames.bit_length() - 1))
+def largest(codec: Mapping[int, float], most: float) -> int:
+    """The ladder size up to which chunks grow, by the seconds of a codec step with one chunk: as long as it pays, and
+    the step takes at most `most` seconds."""
+    size = LADDER[0]
+    while size < LADDER[-1] and codec[2 * size] <= min(most, (1 - GAIN) * 2 * codec[size]):
+        size *= 2
+    return size
 
 
-def goal(chunks: int) -> int:
-    """The size that the next chunk should have after `chunks` earlier ones."""
-    return LADDER[min(chunks, len(LADDER) - 1)]
+@cache
+def fitting(frames: int, most: int = LADDER[-1]) -> int:
+    """The largest ladder size up to `most` that `frames` (at least 1) frames fill."""
+    return min(most, 1 << (frames.bit_length() - 1))
+
+
+@cache
+def goal(chunks: int, most: int = LADDER[-1]) -> int:
+    """The size, at most `most`, that the next chunk should have after `chunks` earlier ones."""
+    return min(most, 1 << min(chunks, len(LADDER) - 1))
 
 
 def seconds(size: int, pending: int, frame: float, codec: Mapping[int, float]) -> float:
@@ -27,13 +42,13 @@ def seconds(size: int, pending: int, frame: float, codec: Mapping[int, float]) -
 
 
 def sendable(pending: int, wanted: int, time_left: float, frame: float, codec: Mapping[int, float]) -> int:
-    """How many of the pending frames (at least 1) to send now; 0 means: make more frames first.
+    """How many of the pending frames (at least 1) to send now, at most `wanted`; 0 means: make more frames first.
 
     That is so as long as the next ladder size, up to `wanted`, can be finished within time_left seconds.
     """
-    size = fitting(pending)
+    size = fitting(pending, wanted)
     larger = 2 * size
-    if larger <= wanted and seconds(larger, pending, frame, codec) <= time_left:
+    if larger <= wanted and (larger - pending) * frame + codec[larger] <= time_left:
         return 0
     return size
 

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from engine.codec_blocks import KERNEL, CausalConv, CausalUpsample, ConvNeXt, DecoderBlock, History, Snake
 from engine.codec_transformer import SlidingTransformer
+from engine.config import Section
 from engine.prepared import Prepared
 from engine.transformer import LayersConfig, read_layers
-from engine.weights import CheckpointError
 
 UNUSED = ("*quantizer.rvq_first.input_proj.weight", "*quantizer.rvq_rest.input_proj.weight")
 """Name patterns of decoder tensors that only encoding reads."""
+MAX_CODEBOOKS = MAX_RATE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +42,21 @@ class CodecConfig(LayersConfig):
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> CodecConfig:
-        """Reads an audio_tokenizer's `decoder_config`. KeyError on a missing key, CheckpointError on a foreign kind."""
-        only = {"num_semantic_quantizers": 1, "num_key_value_heads": d["num_attention_heads"]}
-        d = {"model_type": "decoder_config", **only, **d}
-        for key, value in only.items():
-            if d[key] != value:
-                raise CheckpointError(f"decoder_config: {key} must be {value}, found {d[key]!r}")
-        names = "codebook_size", "codebook_dim", "latent_dim", "decoder_dim", "sliding_window"
+        """Reads an audio_tokenizer's `decoder_config`. Raises CheckpointError, also on a foreign kind."""
+        d = Section.of(d, "decoder_config")
+        only = {"num_semantic_quantizers": 1, "num_key_value_heads": d.integer("num_attention_heads")}
+        d.require(only)
+        upsample_rates = d.integers("upsample_rates", high=MAX_RATE)
         return cls(
-            **read_layers(d),
-            **{name: d[name] for name in names},
-            num_codebooks=d["num_quantizers"],
-            upsampling_ratios=tuple(d["upsampling_ratios"]),
-            upsample_rates=tuple(d["upsample_rates"]),
+            **read_layers(Section.of(only | d, d.where)),
+            codebook_size=d.integer("codebook_size"),
+            codebook_dim=d.integer("codebook_dim", low=2),
+            latent_dim=d.integer("latent_dim"),
+            decoder_dim=d.integer("decoder_dim", low=2 ** len(upsample_rates)),  # each stage halves it
+            sliding_window=d.integer("sliding_window"),
+            num_codebooks=d.integer("num_quantizers", low=2, high=MAX_CODEBOOKS),
+            upsampling_ratios=d.integers("upsampling_ratios", high=MAX_RATE),
+            upsample_rates=upsample_rates,
         )
 
     @property

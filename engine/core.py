@@ -63,7 +63,7 @@ class ErrorCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How codes are drawn. Temperature 0 is greedy; top_k 0 and top_p 1 are off.
+    """How codes are drawn. A temperature below 0.001 is greedy; top_k 0 and top_p 1 are off.
 
     `cfg_scale` None means the default of the request's mode. Raises RequestError on values out of range.
     """
@@ -215,14 +215,18 @@ class Limits:
     page_size: int = 16
     """Backbone positions a page."""
     max_queued: int = 64
-    """Requests that wait for a slot; one more is refused as busy."""
+    """Requests that wait for a slot; one more is refused as busy. Those that continue a reply have as many places of
+    their own, so that new callers cannot have a reply refused in its middle."""
     max_prefill_tokens: int = 256
     """Prompt positions of one request in one prefill step."""
+    max_step_seconds: float = 0.1
+    """Predicted seconds of one step, and with that what a new caller can find himself waiting behind: chunks, prefill
+    parts and batches grow no larger. The smallest of each may take longer."""
     max_lead: float = 4.0
     """Seconds of audio ahead of the playhead beyond which a stream is held between two chunks, on an idle engine too:
     a barge-in then wastes little. Not for a request that never had a playhead, like a file that is written."""
     max_batch: Mapping[Stage, int] = field(default_factory=lambda: dict.fromkeys(Stage, 8))
-    """Requests a step, by stage."""
+    """Requests a step, by stage, guided or not."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     """The ladder of batch shapes: a step with fewer requests is padded to the next."""
 
@@ -256,6 +260,11 @@ class Row:
     """TEXT only."""
 
 
+def num_sequences(stage: Stage, requests: int, guided: bool) -> int:
+    """Sequences that a step runs: if any of its requests is guided, backbone and depth decoder run two for each."""
+    return 2 * requests if guided and stage in (Stage.PREFILL, Stage.DECODE, Stage.DEPTH) else requests
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One unit of device work: one stage for some requests. All rows of a CODEC step have the same count."""
@@ -266,6 +275,11 @@ class Step:
     @property
     def batch(self) -> int:
         return len(self.rows)
+
+    @property
+    def sequences(self) -> int:
+        """What the step's cost depends on, beside its length."""
+        return num_sequences(self.stage, len(self.rows), any(len(row.slots) > 1 for row in self.rows))
 
     @property
     def length(self) -> int:
@@ -294,6 +308,18 @@ class Submit:
     sampling: SamplingParams
     epoch: int = 0
     follows: int | None = None
+    submitted_at: float | None = None
+    """When its caller handed it in (the engine's clock, CLOCK_MONOTONIC); None: at the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that failed on its way to the scheduler, which counts and answers it."""
+
+    request_id: int
+    epoch: int
+    code: ErrorCode
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +344,7 @@ class Playhead:
     jitter: float = 0.0
 
 
-Event = Submit | Cancel | Playhead
+Event = Submit | Refused | Cancel | Playhead
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.config import Section
 from engine.norm import RMSNorm, normalise
 from engine.prepared import Prepared
 from engine.rotary import frequencies, rotations
@@ -22,6 +23,7 @@ from engine.transformer import Layers, LayersConfig, LayerWeights, causal_attent
 
 Draw = Callable[[Tensor, int], Tensor]
 """logits [R, V] float32 and the codebook's index -> ids [B]."""
+MAX_CODEBOOKS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,15 @@ class DepthConfig(LayersConfig):
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> DepthConfig:
-        """Reads `depth_decoder_config`. Raises KeyError on a missing key, CheckpointError on an unknown variant."""
-        names = "num_codebooks", "vocab_size", "audio_embed_size", "backbone_hidden_size"
-        return cls(**read_layers(d), **{name: d[name] for name in names})
+        """Reads `depth_decoder_config`. Raises CheckpointError."""
+        d = Section.of(d, "depth_decoder_config")
+        return cls(
+            **read_layers(d),
+            num_codebooks=d.integer("num_codebooks", low=2, high=MAX_CODEBOOKS),
+            vocab_size=d.integer("vocab_size"),
+            audio_embed_size=d.integer("audio_embed_size"),
+            backbone_hidden_size=d.integer("backbone_hidden_size"),
+        )
 
 
 class DepthModel(nn.Module):

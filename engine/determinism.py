@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
-from math import nan
 
 from rich.progress import track
 from torch import Tensor
 
-from engine.calibrate import script
+from engine.calibrate import MAX_FRAMES, script
 from engine.core import Limits, Request
 from engine.executor import Executor
 from engine.models import Model
@@ -41,12 +40,12 @@ class Row:
     shape: int
     requests: int
     equal_share: float
-    largest_margin: float
-    """Of the codes at which runs parted; NaN when none did."""
+    largest_margin: float | None
+    """Of the codes at which runs parted; None when none did."""
 
     @property
     def ok(self) -> bool:
-        return not self.largest_margin >= MAX_MARGIN
+        return self.largest_margin is None or self.largest_margin < MAX_MARGIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class WatchedSampling(SamplingState):
 
     margins: list[Tensor] = field(default_factory=list)
 
-    def rows(self, slots: Tensor) -> SamplingRows:
+    def rows(self, slots: Sequence[int]) -> SamplingRows:
         rows = SamplingState.rows(self, slots)
         return replace(rows, first=self._watch(rows.first), depth=self._watch(rows.depth))
 
@@ -91,14 +90,16 @@ def run_all(model: Model, limits: Limits, texts: Sequence[str]) -> list[Run]:
 
 
 def run_one(model: Model, executor: Executor, limits: Limits, text: str) -> Run:
-    """One text, greedy, to the end of speech or 31 frames."""
-    sampling = replace(model.spec.sampling, temperature=0.0, depth_temperature=0.0, min_frames=0, max_frames=31)
+    """One text, greedy, to the end of speech or the longest script."""
+    sampling = replace(model.spec.sampling, temperature=0.0, depth_temperature=0.0, min_frames=0, max_frames=MAX_FRAMES)
+    prompt = model.prompt(Request(text, sampling))
+    sampling = replace(sampling, max_frames=min(MAX_FRAMES, model.spec.max_positions - prompt.length))
     num_slots, num_classes = executor.state.sampling.seen.shape
     watched = WatchedSampling.allocate(num_slots, num_classes, model.device)
     executor.state.sampling = watched
     codes: list[int] = []
     ends: list[bool] = []
-    for step in script(model.prompt(Request(text, sampling)), sampling, limits, 1):
+    for step in script(prompt, sampling, limits, 1):
         result = executor.run(step)
         codes += result.codes[0].flatten().tolist() if result.codes else ()
         ends += result.ended
@@ -109,7 +110,7 @@ def run_one(model: Model, executor: Executor, limits: Limits, text: str) -> Run:
 def contrast(shape: int, alone: Sequence[Run], padded: Sequence[Run]) -> Row:
     """How many runs are equal, and the largest margin at which one of the others left its twin."""
     parted = [margin for a, b in zip(alone, padded, strict=True) if (margin := parting(a, b)) is not None]
-    return Row(shape, len(alone), 1 - len(parted) / len(alone), max(parted, default=nan))
+    return Row(shape, len(alone), 1 - len(parted) / len(alone), max(parted, default=None))
 
 
 def parting(alone: Run, padded: Run) -> float | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -29,11 +27,6 @@ def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
     if name not in dtypes:
         raise ValueError(f"--dtype must be fp32 or bf16, got {name!r}")
     return dtypes[name]
-
-
-def capture(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A replayable callable. On the CPU it is the function itself."""
-    return fn
 
 
 def synchronise(device: torch.device) -> None:

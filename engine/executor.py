@@ -166,7 +166,8 @@ class Executor:
         """Draws code 0 of each request's frame ([size], or one number for all); True where speech ends."""
         slots = self._tensor(batch.first_slots)
         frames = self._tensor(np.full(batch.size, frames))
-        code0 = self.model.first_code(self._hidden[self._tensor(batch.slots)], self.state.sampling.rows(slots), frames)
+        sampling = self.state.sampling.rows(batch.first_slots)
+        code0 = self.model.first_code(self._hidden[self._tensor(batch.slots)], sampling, frames)
         ended = self.model.is_end(code0)
         self._code0[slots] = code0.masked_fill(ended, 0)  # the end is no code: nobody's row must not look it up
         self.state.sampling.seen[slots, code0] = True
@@ -178,7 +179,7 @@ class Executor:
         batch = Batch.of(rows, self._ladder)
         slots, frames = self._tensor(batch.first_slots), self._tensor(batch.starts())
         hidden = self._hidden[self._tensor(batch.slots)]
-        sampling = self.state.sampling.rows(slots)
+        sampling = self.state.sampling.rows(batch.first_slots)
         self._codes[slots, frames] = self.model.frame(hidden, self._code0[slots], sampling, frames)
         return StepResult()
 

@@ -1,4 +1,4 @@
-"""What a measurement was made on: for the head of every JSON that a command writes. It measures nothing itself."""
+"""JSON files of measurements, and what they were made on. It measures nothing itself."""
 
 from __future__ import annotations
 
@@ -37,9 +37,22 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def check_writable(path: str) -> None:
+    """Raises OSError if write_json could not write there, so that nobody finds out after minutes of measuring."""
+    file = Path(path)
+    if path == "-" or file.is_fifo():  # whoever reads a pipe would take the closing for the end
+        return
+    new = not file.exists()
+    with file.open("ab"):
+        pass
+    if new:
+        file.unlink()
+
+
 def write_json(path: str, data: Mapping[str, object]) -> None:
-    """Writes indented JSON to the file, or to standard output for `-`. Raises OSError."""
-    text = json.dumps(data, indent=1) + "\n"
+    """Writes indented JSON to the file, or to standard output for `-`. Raises OSError, and ValueError on NaN, which
+    JSON does not have."""
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
     if path == "-":
         sys.stdout.write(text)
     else:

@@ -58,6 +58,8 @@ class Numbered:
 
     request_id: int
     request: Request
+    submitted_at: float
+    """On CLOCK_MONOTONIC, which all processes of a machine share."""
 
 
 @dataclass(frozen=True, slots=True)

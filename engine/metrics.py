@@ -19,11 +19,12 @@ class Count(StrEnum):
     """Things that happen; each only grows."""
 
     SUBMITTED = "requests_submitted_total"
+    """Each of them ends in one of the next three."""
     FINISHED = "requests_finished_total"
     """Served to the end (end of speech or the length limit)."""
     CANCELLED = "requests_cancelled_total"
     REFUSED = "requests_refused_total"
-    """Failed at submit: busy, too long or bad."""
+    """Failed at submit: busy, too long or bad, whoever found that."""
     STEPS = "steps_total"
     BUSY = "device_busy_seconds_total"
     """Seconds that the device spent in steps; the rest of the time it idled."""
@@ -33,9 +34,6 @@ class Count(StrEnum):
     DEADLINE_MISSES = "deadline_misses_total"
     """Deadline miss: a chunk handed over after its deadline, the instant at which all that was delivered of its reply
     before it had been played, as far as the engine knew the listener's clock."""
-    UNDERRUNS = "underruns_total"
-    """Underrun: the listener's playback clock stood still inside an utterance because there was nothing to play.
-    Without a real listener: lateness() above zero."""
 
 
 class Measure(StrEnum):
@@ -50,9 +48,6 @@ class Measure(StrEnum):
     """Submit to the moment at which slots and pages were given."""
     LATENESS = "lateness_seconds"
     """How late a chunk was that missed its deadline."""
-    BARGE_IN = "barge_in_seconds"
-    """Barge-in latency: the interruption (the listener's first voiced frame, or the stop that he sent) to silence where
-    he would hear it."""
 
 
 def lateness(arrived_at: float, first_at: float, audio_before: float) -> float:
@@ -62,12 +57,12 @@ def lateness(arrived_at: float, first_at: float, audio_before: float) -> float:
     return arrived_at - (first_at + audio_before)
 
 
-def missing_seconds(arrivals: Sequence[tuple[float, float]]) -> float:
+def missing_seconds(arrivals: Sequence[tuple[float, float]], first_at: float | None = None) -> float:
     """The extra buffer that would have avoided every gap, 0 if there was none; arrivals are (instant, seconds of audio)
-    of the chunks of one utterance, in order."""
+    of the chunks of one utterance, in order. It plays from first_at on; None: from the first arrival on."""
     missing = audio = 0.0
     for arrived_at, seconds in arrivals:
-        missing = max(missing, lateness(arrived_at, arrivals[0][0], audio))
+        missing = max(missing, lateness(arrived_at, arrivals[0][0] if first_at is None else first_at, audio))
         audio += seconds
     return missing
 

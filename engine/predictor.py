@@ -3,7 +3,7 @@
 Costs are known in layers, each correcting the one below: the built-in prior (an affine guess), a profile of measured
 steps, the steps seen lately. A layer interpolates between the batch sizes that it knows and scales what is below by
 its nearest ratio elsewhere, so a size never seen costs what its neighbours suggest, and never nothing. Every figure is
-an upper quantile, so it holds a margin.
+an upper quantile, so it holds a margin. A batch size is a number of sequences, as core.num_sequences counts them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import ceil, inf
 from types import MappingProxyType
 from typing import Any
 
-from engine.chunking import LADDER
-from engine.core import Stage, Step
+from engine.chunking import LADDER, largest
+from engine.core import Limits, Stage, Step, num_sequences
 
 QUANTILE = 0.9
 MAX_JITTER = 0.2
@@ -37,19 +38,20 @@ PRIOR = MappingProxyType(
         Stage.CODEC: (5e-3, 4e-3),
     }
 )
-"""Seconds a step, and seconds for each token (TEXT, PREFILL), row (DECODE, DEPTH) or frame (CODEC): the order of
+"""Seconds a step, and seconds for each token (TEXT, PREFILL), sequence (DECODE, DEPTH) or frame (CODEC): the order of
 magnitude of a voice of 20 M parameters on two CPU cores. The first few steps correct it."""
 
 CostKey = tuple[Stage, int, int]
-"""Stage, batch size, length as Step has them."""
+"""Stage, sequences, length as Step has them."""
 
 
-def prior(stage: Stage, batch: int, length: int) -> float:
+def prior(stage: Stage, sequences: int, length: int) -> float:
     """What the step costs, in seconds, as far as is known before anything was measured."""
     fixed, each = PRIOR[stage]
-    return fixed + each * batch * max(1, length)
+    return fixed + each * sequences * max(1, length)
 
 
+@cache
 def bucket(length: int) -> int:
     """Lengths with one cost: the next power of two."""
     return 1 << max(0, length - 1).bit_length()
@@ -103,10 +105,13 @@ class Curve:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def set(self, batch: int, ratio: float) -> None:
-        if batch not in self._ratios:
+    def set(self, batch: int, ratio: float) -> bool:
+        """Whether that is news."""
+        known = self._ratios.get(batch)
+        if known is None:
             insort(self._batches, batch)
         self._ratios[batch] = ratio
+        return ratio != known
 
     def remove(self, batch: int) -> None:
         self._batches.remove(batch)
@@ -129,18 +134,29 @@ class Layer:
     def __init__(self, below: Callable[[Stage, int, int], float]) -> None:
         self._below = below
         self._curves: dict[Stage, dict[int, Curve]] = {stage: {} for stage in Stage}
+        self._costs: dict[Stage, dict[tuple[int, int], float]] = {stage: {} for stage in Stage}
+        """Those asked for since the stage last changed."""
 
     def set(self, stage: Stage, batch: int, length: int, ratio: float) -> None:
         """At this point costs are `ratio` times what is below."""
-        self._curves[stage].setdefault(bucket(length), Curve()).set(batch, ratio)
+        if self._curves[stage].setdefault(bucket(length), Curve()).set(batch, ratio):
+            self._costs[stage].clear()
 
     def remove(self, stage: Stage, batch: int, length: int) -> None:
         curves = self._curves[stage]
         curves[length].remove(batch)
         if not curves[length]:
             del curves[length]
+        self._costs[stage].clear()
 
     def cost(self, stage: Stage, batch: int, length: int) -> float:
+        costs = self._costs[stage]
+        known = costs.get((batch, length))
+        if known is None:
+            known = costs[batch, length] = self._cost(stage, batch, length)
+        return known
+
+    def _cost(self, stage: Stage, batch: int, length: int) -> float:
         curves, size = self._curves[stage], bucket(length)
         if not curves:
             return self._below(stage, batch, length)
@@ -174,10 +190,23 @@ class Pace:
     depth: float
     codec: Mapping[int, float]
     """By chunk size in frames."""
+    largest: int
+    """Frames of the largest chunk that is worth its time."""
 
     @property
     def frame(self) -> float:
         return self.decode + self.depth
+
+    def turn(self, stage: Stage, count: int) -> float:
+        """What the slack of a playing stream allows for the step; 0 for its first two stages, which it does alone."""
+        match stage:
+            case Stage.DECODE:
+                return self.decode
+            case Stage.DEPTH:
+                return self.depth
+            case Stage.CODEC:
+                return self.codec[count]
+        return 0.0
 
 
 class Predictor:
@@ -189,26 +218,20 @@ class Predictor:
         self._profiled = profile is not None
         self._recent: dict[Stage, dict[tuple[int, int], Recent]] = {stage: {} for stage in Stage}
         self._steps = dict.fromkeys(Stage, 0)
-        self._costs: dict[Stage, dict[tuple[int, int], float]] = {stage: {} for stage in Stage}
-        """Known until the stage is observed again."""
         for (stage, batch, length), seconds in (profile.samples if profile else {}).items():
             self._profile.set(stage, batch, length, upper(sorted(seconds)) / prior(stage, batch, length))
 
     def predict(self, step: Step) -> float:
         """Seconds that the step will take, with the margin of an upper quantile."""
-        return self.cost(step.stage, step.batch, step.length)
+        return self.cost(step.stage, step.sequences, step.length)
 
-    def cost(self, stage: Stage, batch: int, length: int = 1) -> float:
+    def cost(self, stage: Stage, sequences: int, length: int = 1) -> float:
         """The same for a step that is only considered."""
-        costs = self._costs[stage]
-        known = costs.get((batch, length))
-        if known is None:
-            known = costs[batch, length] = self._live.cost(stage, batch, length)
-        return known
+        return self._live.cost(stage, sequences, length)
 
     def observe(self, step: Step, elapsed: float) -> None:
         """Learn that the step took `elapsed` seconds."""
-        stage, batch, length = step.stage, step.batch, step.length
+        stage, batch, length = step.stage, step.sequences, step.length
         below = self._profile.cost(stage, batch, length)
         recent, key = self._recent[stage], (batch, bucket(length))
         point = recent.pop(key, None)
@@ -220,19 +243,22 @@ class Predictor:
         point.seen_at = self._steps[stage] = self._steps[stage] + 1
         self._live.set(stage, batch, length, point.add(max(elapsed, 1e-9) / below))
         self._forget(stage)
-        self._costs[stage].clear()
 
-    def pace(self, streams: int, max_batch: Mapping[Stage, int]) -> Pace:
-        """What a frame and a chunk cost each of `streams` streams that take turns in batches of max_batch."""
-        return Pace(
-            self._turn(Stage.DECODE, streams, max_batch, 1),
-            self._turn(Stage.DEPTH, streams, max_batch, 1),
-            {size: self._turn(Stage.CODEC, streams, max_batch, size) for size in LADDER},
-        )
+    def pace(self, streams: int, limits: Limits, guided: bool = False) -> Pace:
+        """What a frame and a chunk cost each of `streams` streams that take turns in the largest batches allowed."""
 
-    def _turn(self, stage: Stage, streams: int, max_batch: Mapping[Stage, int], length: int) -> float:
-        rounds = max(1, ceil(streams / max_batch[stage]))
-        return rounds * self.cost(stage, max(1, min(streams, max_batch[stage])), length)
+        def turn(stage: Stage, length: int = 1) -> float:
+            rows = min(streams, limits.max_batch[stage])
+            while (seconds := cost(stage, rows, length)) > limits.max_step_seconds and rows > 1:
+                rows //= 2
+            return ceil(streams / rows) * seconds
+
+        def cost(stage: Stage, rows: int, length: int) -> float:
+            return self.cost(stage, num_sequences(stage, rows, guided), length)
+
+        codec = {size: turn(Stage.CODEC, size) for size in LADDER}
+        alone = {size: self.cost(Stage.CODEC, 1, size) for size in LADDER}
+        return Pace(turn(Stage.DECODE), turn(Stage.DEPTH), codec, largest(alone, limits.max_step_seconds))
 
     def _forget(self, stage: Stage) -> None:
         recent = self._recent[stage]
@@ -317,7 +343,7 @@ class Playback:
 
     def left(self, now: float) -> float:
         """Seconds in which the next chunk has to be out, to arrive in time."""
-        return self.clock.reaches(self.end, now) - self.clock.jitter - now
+        return self.clock.reaches(self.offset + self.delivered, now) - self.clock.jitter - now
 
     def due_at(self, max_lead: float) -> float:
         """When less than max_lead seconds of it are left to play, for a listener who says where it stands."""

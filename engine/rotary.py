@@ -12,44 +12,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.weights import CheckpointError
+from engine.config import TINY, Section
 
 
 def frequencies(config: Mapping[str, Any], head_dim: int) -> Tensor:
     """Radians a position for each channel pair, [head_dim / 2] float32 on the CPU.
 
     Reads `rope_theta` and the scaling from a model config (`rope_scaling` or `rope_parameters` inside, null = none)
-    or from such a dictionary itself. Raises CheckpointError on an unknown kind or a missing number.
+    or from such a dictionary itself. Raises CheckpointError on an unknown kind and a missing or wrong number.
     """
-    rope = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    config = Section.of(config, "rotary config")
+    inner = config.section("rope_scaling", {}) | config.section("rope_parameters", {})
+    rope = Section.of(config | inner, config.where)
+    key = "rope_type" if "rope_type" in rope else "type"
+    kind = rope.text(key, "default")
     if kind not in SCALINGS:
-        raise CheckpointError(f"rope_type must be one of {', '.join(SCALINGS)}, found {kind!r}")
-    try:
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
-        return SCALINGS[kind](torch.pow(float(rope["rope_theta"]), -exponents), rope).float()
-    except KeyError as error:
-        raise CheckpointError(f"rope_type {kind} needs {error.args[0]}, found only {sorted(rope)}") from error
+        raise rope.misfit(key, f"one of {', '.join(SCALINGS)}")
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
+    return SCALINGS[kind](torch.pow(rope.number("rope_theta", low=1), -exponents), rope).float()
 
 
-def _default(inv_freq: Tensor, rope: Mapping[str, Any]) -> Tensor:
+def _default(inv_freq: Tensor, rope: Section) -> Tensor:
     return inv_freq
 
 
-def _linear(inv_freq: Tensor, rope: Mapping[str, Any]) -> Tensor:
+def _linear(inv_freq: Tensor, rope: Section) -> Tensor:
     """Positions stretched by `factor` (Chen et al. 2023, arXiv:2306.15595)."""
-    return inv_freq / float(rope["factor"])
+    return inv_freq / rope.number("factor", low=TINY)
 
 
-def _llama3(inv_freq: Tensor, rope: Mapping[str, Any]) -> Tensor:
+def _llama3(inv_freq: Tensor, rope: Section) -> Tensor:
     """Slow pairs stretched by `factor`, fast ones kept, a linear ramp between (Llama 3.1, arXiv:2407.21783)."""
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    turns = rope["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if low >= high:
+        raise rope.misfit("high_freq_factor", f"above low_freq_factor = {low:g}")
+    turns = rope.integer("original_max_position_embeddings") * inv_freq / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return torch.lerp(inv_freq / rope["factor"], inv_freq, kept)
+    return torch.lerp(inv_freq / rope.number("factor", low=TINY), inv_freq, kept)
 
 
-SCALINGS: Mapping[str, Callable[[Tensor, Mapping[str, Any]], Tensor]] = {
+SCALINGS: Mapping[str, Callable[[Tensor, Section], Tensor]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,

@@ -7,48 +7,30 @@ from __future__ import annotations
 
 import itertools
 import logging
-import multiprocessing
-import signal
 import threading
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from engine.core import (
-    Cancel,
-    Chunk,
-    ErrorCode,
-    Failed,
-    Limits,
-    ModelSpec,
-    Output,
-    Playhead,
-    Request,
-)
-from engine.messages import (
-    Close,
-    FromWorker,
-    Numbered,
-    Ready,
-    RuntimeConfig,
-    Snapshot,
-    StartFailed,
-    ToWorker,
-)
+from engine.clock import Clock, MonotonicClock
+from engine.core import Cancel, Chunk, ErrorCode, Failed, Limits, ModelSpec, Output, Playhead, Request
+from engine.link import EngineError, Link
+from engine.messages import FromWorker, Numbered, Ready, RuntimeConfig, Snapshot, StartFailed
+
+__all__ = ["EngineError", "Runtime", "RuntimeConfig"]
 
 log = logging.getLogger(__name__)
 
 Deliver = Callable[[Output], None]
 
 MAX_DEATHS = 3
-"""Deaths in a row, no request served in between, after which the engine stays down."""
+"""Deaths in a row after which the engine stays down."""
+STEADY_SECONDS = 60.0
+"""An engine that lived this long, or served a request, does not die in a row."""
 RESTART_SECONDS = 5.0
 """What a caller is told to wait while the engine starts again."""
-
-
-class EngineError(RuntimeError):
-    """The engine could not be started; the text says why."""
+BACKOFF_SECONDS = 0.5
+"""Between the second death in a row and the next start; twice as long after each further one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +42,25 @@ class OpenRequest:
 
 
 class Runtime:
-    """A running engine. Its methods may be called from any thread; `deliver` is called on the reader thread.
+    """A running engine. Its methods may be called from any thread and never wait for the engine, except `close`.
 
     Raises EngineError when the voice cannot be loaded.
     """
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
+        self._clock: Clock = MonotonicClock()
         self._ids = itertools.count(1)
         self._open: dict[int, OpenRequest] = {}
         self._changed = threading.Condition()
         self._closing = False
-        self._up = True
+        self._refusal: tuple[ErrorCode, str, float | None] | None = None
+        """Why no request is taken now, and when one may be again."""
         self._deaths = self._restarts = 0
         self._metrics: Mapping[str, float] = {}
-        self._connection, ready = spawn(config)
+        self._link = Link(config)
+        ready = self._link.ready()
+        self._started_at = self._clock.now()
         self.spec: ModelSpec = ready.spec
         self.limits: Limits = ready.limits
         self.device: str = ready.device
@@ -87,27 +73,32 @@ class Runtime:
         return cls(config or RuntimeConfig())
 
     def submit(self, request: Request, deliver: Deliver) -> int:
-        """Enters a request and returns its id. The last output of every request is Finished or Failed."""
+        """Enters a request and returns its id. The last output of every request is Finished or Failed.
+
+        `deliver` is called on the runtime's reader thread; a refusal while no engine runs, before this returns.
+        """
+        submitted_at = self._clock.now()
         request_id = next(self._ids)
         with self._changed:
-            refusal = self._refusal(request_id, request.epoch)
+            refusal = self._refusal
             if refusal is None:
                 self._open[request_id] = OpenRequest(deliver, request.epoch)
-                self._send(Numbered(request_id, request))
+                self._link.send(Numbered(request_id, request, submitted_at))
         if refusal is not None:
-            deliver(refusal)
+            deliver(Failed(request_id, request.epoch, *refusal))
         return request_id
 
     def cancel(self, request_id: int) -> None:
         """Marks the request as unwanted. Finished(CANCELLED) follows unless it was already over."""
         with self._changed:
             if request_id in self._open:
-                self._send(Cancel(request_id))
+                self._link.send(Cancel(request_id))
 
     def playhead(self, event: Playhead) -> None:
         """Tells the scheduler where the listener's playback clock stands."""
         with self._changed:
-            self._send(event)
+            if event.request_id in self._open:
+                self._link.send(event)
 
     def stream(self, request: Request) -> Generator[Output, None, None]:
         """Submits and yields the outputs as they come. A caller that stops early cancels the request."""
@@ -125,7 +116,7 @@ class Runtime:
         with self._changed:
             return {
                 **self._metrics,
-                "engine_up": float(self._up),
+                "engine_up": float(self._refusal is None),
                 "engine_restarts": float(self._restarts),
                 "open_requests": float(len(self._open)),
             }
@@ -134,8 +125,11 @@ class Runtime:
         """Takes no new request, waits up to `grace` seconds for the running ones, then ends the engine."""
         with self._changed:
             self._closing = True
+            self._refusal = (ErrorCode.CLOSED, "the engine is closing and takes no new request", None)
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._open, timeout=grace)
-            self._send(Close())
+            link = self._link
+        link.end()
         self._reader.join()
 
     def __enter__(self) -> Runtime:
@@ -144,32 +138,23 @@ class Runtime:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _refusal(self, request_id: int, epoch: int) -> Failed | None:
-        if self._closing:
-            return Failed(request_id, epoch, ErrorCode.CLOSED, "the engine is closing and takes no new request")
-        if not self._up:
-            message = "the engine is starting again; try once more in a few seconds"
-            return Failed(request_id, epoch, ErrorCode.BUSY, message, retry_after=RESTART_SECONDS)
-        return None
-
-    def _send(self, message: ToWorker) -> None:
-        try:
-            self._connection.send(message)
-        except OSError as error:
-            log.debug("the engine is gone, its reader will say so: %s", error)
+    # ---- the reader thread ----
 
     def _read(self) -> None:
-        """The reader thread: outputs to their callers; when the pipe ends, the next engine."""
+        """Outputs to their callers; when the pipe ends, the next engine."""
         while True:
             try:
-                self._take(self._connection.recv())
-            except (EOFError, OSError):
+                message = self._link.receive()
+            except EOFError:
                 if not self._recover():
                     return
+                continue
+            self._take(message)
 
     def _take(self, message: FromWorker) -> None:
         if isinstance(message, Snapshot):
-            self._metrics = message.values
+            with self._changed:
+                self._metrics = message.values
             return
         assert not isinstance(message, Ready | StartFailed), f"a running engine does not start: {message}"
         with self._changed:
@@ -178,64 +163,63 @@ class Runtime:
             if over:
                 self._deaths = 0
                 self._changed.notify_all()
-        if request is not None:
-            request.deliver(message)
+        if request is not None and not handed_over(request, message):
+            self.cancel(message.request_id)
 
     def _recover(self) -> bool:
         """Tells every open request, then starts the engine again. False when it is to stay down."""
         with self._changed:
-            self._up = False
             closing, orphans = self._closing, dict(self._open)
+            if not closing:
+                message = "the engine is starting again; try once more in a few seconds"
+                self._refusal = (ErrorCode.BUSY, message, RESTART_SECONDS)
             self._open.clear()
+            self._metrics = {}
             self._changed.notify_all()
-        self._connection.close()
+        self._link.release()
         code = ErrorCode.CLOSED if closing else ErrorCode.ENGINE_DIED
         for request_id, request in orphans.items():
-            request.deliver(Failed(request_id, request.epoch, code, "the engine ended while this was being spoken"))
+            text = "the engine ended while this was being spoken"
+            handed_over(request, Failed(request_id, request.epoch, code, text))
         return not closing and self._restart()
 
     def _restart(self) -> bool:
+        if self._clock.now() - self._started_at > STEADY_SECONDS:
+            self._deaths = 0
         self._deaths += 1
+        log.warning("the engine died (%d in a row); starting it again", self._deaths)
         if self._deaths > MAX_DEATHS:
-            log.error("the engine died %d times in a row and stays down", self._deaths)
-            return False
-        log.warning("the engine died; starting it again")
-        try:
-            connection, _ = spawn(self.config)
-        except EngineError as error:
-            log.error("the engine does not start again: %s", error)
-            return False
+            return self._stay_down(f"the engine died {self._deaths} times in a row")
         with self._changed:
-            self._connection, self._up = connection, True
+            pause = BACKOFF_SECONDS * 2 ** (self._deaths - 2) if self._deaths > 1 else 0.0
+            if self._changed.wait_for(lambda: self._closing, timeout=pause):
+                return False
+            link = self._link = Link(self.config)
+        try:
+            link.ready()
+        except EngineError as error:
+            return False if self._closing else self._stay_down(f"the engine does not start again: {error}")
+        with self._changed:
+            self._started_at = self._clock.now()
             self._restarts += 1
-            if self._closing:
-                self._send(Close())
+            if not self._closing:
+                self._refusal = None
         return True
 
+    def _stay_down(self, why: str) -> bool:
+        log.error("%s; it stays down", why)
+        with self._changed:
+            if not self._closing:
+                message = f"{why} and stays down; its log says why, restart this program"
+                self._refusal = (ErrorCode.ENGINE_DIED, message, None)
+        return False
 
-def work(connection: Connection, config: RuntimeConfig) -> None:
-    """The engine's side. PyTorch is imported here, so that the process of the caller stays without it."""
-    from engine.worker import run_worker
 
-    if not config.in_process:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the owner decides when this ends
-    run_worker(connection, config)
-
-
-def spawn(config: RuntimeConfig) -> tuple[Connection, Ready]:
-    """Starts an engine and waits until it can speak. Raises EngineError."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    if config.in_process:
-        threading.Thread(target=work, args=(theirs, config), name="engine", daemon=True).start()
-    else:
-        context.Process(target=work, args=(theirs, config), name="breezert-engine", daemon=True).start()
-        theirs.close()  # so that the pipe ends when the process does
+def handed_over(request: OpenRequest, output: Output) -> bool:
+    """Calls the caller's deliver. One that raises harms nobody else: it is logged, and False."""
     try:
-        message = ours.recv()
-    except EOFError:
-        message = StartFailed("the engine's process ended while it loaded the voice; its own output says why")
-    if isinstance(message, Ready):
-        return ours, message
-    ours.close()
-    raise EngineError(message.message)
+        request.deliver(output)
+    except Exception:
+        log.exception("a caller could not take its output")
+        return False
+    return True

@@ -1,8 +1,8 @@
 """Chooses codes from logits for a whole batch, each row by its own settings and its own random stream.
 
 It does not know which model made the logits. Nothing here waits for the device or has a shape that depends on data,
-and no row's result depends on its neighbours: what the host knows of all rows (`max_top_k`, `any_top_p`) only leaves
-out operations that would change nothing.
+and no row's result depends on its neighbours: what the host knows of a batch's rows (`max_top_k`, `any_top_p`) only
+leaves out operations that would change nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from engine.core import SamplingParams
 
 OFF = 2**31 - 1
 """A top_k beyond every vocabulary."""
+MIN_TEMPERATURE = 1e-3
+"""Below it a draw is greedy: logits over less could overflow, and no other id would be drawn in years."""
 GREEDY = SamplingParams(temperature=0.0, depth_temperature=0.0)
 """What a slot is set to before its first request."""
 SEED_STEP = 0xD1342543DE82EF95 - 2**64
@@ -31,7 +33,7 @@ class Filter:
     """How each row's logits become a distribution. Made by `of`, or by SamplingState for its slots."""
 
     temperature: Tensor
-    """[B, 1], above 0."""
+    """[B, 1], at least MIN_TEMPERATURE."""
     last: Tensor
     """[B, 1] int64, top_k - 1: the rank from 0 of the smallest logit that is kept; its ties are kept too."""
     top_p: Tensor
@@ -43,7 +45,7 @@ class Filter:
 
     @classmethod
     def of(cls, temperature: Sequence[float], top_k: Sequence[int], top_p: Sequence[float]) -> Filter:
-        """From one value a row, as SamplingParams has them: temperature 0 is greedy, top_k 0 is off."""
+        """From one value a row, as SamplingParams has them: below MIN_TEMPERATURE is greedy, top_k 0 is off."""
         rows = [_effective(*row) for row in zip(temperature, top_k, top_p, strict=True)]
         t, k, p = (torch.tensor(column)[:, None] for column in zip(*rows, strict=True))
         return cls(t, k - 1, p, *_flags(rows))
@@ -73,7 +75,7 @@ class Filter:
 
 def _effective(temperature: float, top_k: int, top_p: float) -> tuple[float, int, float]:
     """Settings without special values: greedy is the best one at any temperature."""
-    return (temperature, top_k or OFF, top_p) if temperature > 0 else (1.0, 1, 1.0)
+    return (temperature, top_k or OFF, top_p) if temperature >= MIN_TEMPERATURE else (1.0, 1, 1.0)
 
 
 def _flags(rows: Sequence[tuple[float, int, float]]) -> tuple[int, bool]:
@@ -124,8 +126,6 @@ class SamplingState:
     """[slots, V0] bool. Whoever draws a code 0 marks it here."""
     _params: list[SamplingParams]
     """What each slot was last set to, on the host, for the flags."""
-    _first_flags: tuple[int, bool] = (1, False)
-    _depth_flags: tuple[int, bool] = (1, False)
 
     @classmethod
     def allocate(cls, num_slots: int, num_classes: int, device: torch.device | str) -> Self:
@@ -147,27 +147,26 @@ class SamplingState:
         self.ints[slot] = torch.tensor((k - 1, depth_k - 1, params.seed, params.min_frames))
         self.seen[slot] = False
         self._params[slot] = params
-        self._first_flags = _flags([_first(x) for x in self._params])
-        self._depth_flags = _flags([_depth(x) for x in self._params])
 
-    def rows(self, slots: Tensor) -> SamplingRows:
-        """The settings of slots [B].
+    def rows(self, slots: Sequence[int]) -> SamplingRows:
+        """The settings of these slots, in order.
 
-        The flags are those of all slots, so nothing is read back from the device. They are Python's: a captured graph
-        keeps the operations that the flags of its capture chose.
+        The flags are those of these slots alone, from the host's copy, so nothing is read back from the device. They
+        are Python's: a captured graph keeps the operations that the flags of its capture chose.
         """
-        t, p, depth_t, depth_p, penalty, scale = torch.split(self.floats[slots], 1, -1)
-        last, depth_last, seed, min_frames = torch.split(self.ints[slots], 1, -1)
+        index, params = torch.tensor(slots, device=self.seen.device), [self._params[slot] for slot in slots]
+        t, p, depth_t, depth_p, penalty, scale = torch.split(self.floats[index], 1, -1)
+        last, depth_last, seed, min_frames = torch.split(self.ints[index], 1, -1)
         return SamplingRows(
-            Filter(t, last, p, *self._first_flags),
-            Filter(depth_t, depth_last, depth_p, *self._depth_flags),
+            Filter(t, last, p, *_flags([_first(row) for row in params])),
+            Filter(depth_t, depth_last, depth_p, *_flags([_depth(row) for row in params])),
             penalty,
             scale,
             seed.squeeze(1),
             min_frames.squeeze(1),
-            self.seen[slots],
-            any(params.repetition_penalty != 1 for params in self._params),
-            any(params.min_frames for params in self._params),
+            self.seen[index],
+            any(row.repetition_penalty != 1 for row in params),
+            any(row.min_frames for row in params),
         )
 
 
@@ -214,9 +213,11 @@ def probabilities(logits: Tensor, filter: Filter) -> Tensor:
 def draw(logits: Tensor, filter: Filter, uniform: Tensor) -> Tensor:
     """One id a row, [B] int64: where the cumulated distribution of logits [B, V] passes uniform [B].
 
-    The sum is in float64: rounding could otherwise let a parallel sum step up at an id that has no mass. A row of NaN
-    gives some id below V, so that it cannot stop its neighbours.
+    The sum is in float64: rounding could otherwise let a parallel sum step up at an id that has no mass.
+
+    A row that holds NaN or plus infinity, or nothing but minus infinity, gives 0: an id that exists, ends no speech and
+    is forbidden by no minimum length. Its mass is NaN throughout, which nothing reaches, so the search ends at V.
     """
     mass = filter.scale(logits).softmax(-1).cumsum(-1, dtype=torch.float64)
     ids = torch.searchsorted(mass, mass[:, -1:] * uniform[:, None])
-    return ids.squeeze(1).clamp(max=logits.shape[-1] - 1)
+    return ids.squeeze(1).remainder(logits.shape[-1])

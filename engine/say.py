@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from engine.core import Chunk, Failed, Finished, FinishReason, Request, RequestError, RequestStats
+from engine.core import Chunk, Failed, Finished, FinishReason, Output, Request, RequestError, RequestStats
 from engine.runtime import Runtime
 from engine.wav import WavWriter
 
@@ -20,30 +20,35 @@ from engine.wav import WavWriter
 def say(runtime: Runtime, request: Request, output: str, console: Console) -> RequestStats:
     """Speaks `request` into the file `output`, or into standard output for `-`.
 
-    Raises RequestError for a request that cannot be served and OSError when the file cannot be written; the
-    engine is told to stop in both cases.
+    Raises RequestError for a request that cannot be served, before any file is touched, and OSError when the file
+    cannot be written; the engine is told to stop in both cases.
     """
     spec = runtime.spec
-    outputs = runtime.stream(request)
-    with opened(output) as file, WavWriter(file, spec.sample_rate) as wav, progress(console) as bar:
+    with closing(runtime.stream(request)) as outputs, progress(console) as bar:
         task = bar.add_task("speaking", total=None, seconds=0.0)
-        try:
-            for out in outputs:
-                if isinstance(out, Failed):
-                    raise RequestError(out.message)
+        first = served(next(outputs))
+        with opened(output, spec.sample_rate) as wav:
+            for out in chain([first], map(served, outputs)):
                 if isinstance(out, Finished):
                     return finish(out, console)
                 wav.write(out.pcm)
                 bar.update(task, seconds=audio_seconds(out, spec.frame_seconds))
-        finally:
-            outputs.close()
     raise AssertionError("a stream ends with Finished or Failed")
+
+
+def served(output: Output) -> Chunk | Finished:
+    """The output, unless it is a failure: RequestError."""
+    if isinstance(output, Failed):
+        raise RequestError(output.message)
+    return output
 
 
 def finish(finished: Finished, console: Console) -> RequestStats:
     """The utterance's stats; an utterance that hit its limit says so."""
     if finished.reason is FinishReason.LENGTH:
-        console.print(f"[yellow]cut after {finished.stats.num_frames} frames, the most that fit[/yellow]")
+        console.print(
+            f"[yellow]cut after {finished.stats.num_frames} frames, the most that were allowed or fit[/yellow]"
+        )
     return finished.stats
 
 
@@ -53,17 +58,21 @@ def audio_seconds(chunk: Chunk, frame_seconds: float) -> float:
 
 
 @contextmanager
-def opened(output: str) -> Iterator[BinaryIO]:
-    """The output file, or standard output for `-`. A file that could not be finished is removed."""
+def opened(output: str, sample_rate: int) -> Iterator[WavWriter]:
+    """A WAV in the file `output`, or on standard output for `-`, which is never gone back in: it may be another's file.
+
+    A file that was not there before is removed if it cannot be finished; one that was keeps what was written.
+    """
     if output == "-":
-        yield sys.stdout.buffer
+        yield WavWriter(sys.stdout.buffer, sample_rate, sized=False)
         return
     path = Path(output)
-    with path.open("wb") as file:
+    new = not path.exists() and not path.is_symlink()
+    with path.open("xb" if new else "wb") as file:
         try:
-            yield file
+            yield WavWriter(file, sample_rate, sized=path.is_file())  # a device or pipe is no file to go back in
         except BaseException:
-            if path.is_file():  # never a device such as /dev/full
+            if new:
                 path.unlink()
             raise
 

@@ -6,7 +6,8 @@ A stream that is more than Limits.max_lead ahead of its listener is not run, eve
 never be heard costs nothing then. It is held between two chunks only, so it leads by at most max_lead plus one chunk
 of 16 frames; wake_at says when it goes on. A listener who never says where he stands (a file that is written) is not
 waited for: his slack grows, so that he is served last. An utterance that follows another starts when that one is
-generated and its end is less than max_lead away; until then it holds neither slot nor page.
+generated and its end is less than max_lead away; until then it holds neither slot nor page. From then on it waits in
+the same line for them as new callers do, by the time of its arrival there, so that neither starves the other.
 """
 
 from __future__ import annotations
@@ -29,19 +30,23 @@ from engine.core import (
     ModelSpec,
     Output,
     Playhead,
+    Refused,
     Row,
     Stage,
     Step,
     StepResult,
     Submit,
+    num_sequences,
 )
 from engine.metrics import Count, Measure, Metrics
 from engine.pages import PageAllocator
-from engine.predictor import Playback, Predictor
+from engine.predictor import Playback, Predictor, bucket
 from engine.stream import Stream, frame_limit, pages_needed
 
 REMEMBERED = 256
 """Ended utterances whose place on the playback clock is kept, for their playheads and for what follows them."""
+SMALLEST_PREFILL = 16
+"""Prompt positions that one prefill step may have, however long it takes."""
 FIRST_HOLDING = 5.0
 """Seconds that a request is taken to hold its slots while none has ended yet."""
 
@@ -61,7 +66,10 @@ class Scheduler:
         self._leaving: list[Stream] = []
         self._said: dict[int, Playback] = {}
         self._in_flight: tuple[Step, tuple[Stream, ...], float] | None = None
-        self._pace = predictor.pace(1, limits.max_batch)
+        self._pace = predictor.pace(1, limits)
+        self._parts = {guided: self._part(guided) for guided in (False, True)}
+        """By what is known now and not later: how a prompt is parted may change the last bit of what is computed, and
+        a request's codes must not depend on the load."""
         self._holding = FIRST_HOLDING
         self._wake_at: float | None = None
 
@@ -84,6 +92,10 @@ class Scheduler:
         match event:
             case Submit():
                 return self._submit(event, now)
+            case Refused():
+                self.metrics.count(Count.SUBMITTED)
+                self.metrics.count(Count.REFUSED)
+                return [Failed(event.request_id, event.epoch, event.code, event.message)]
             case Cancel():
                 stream = self._find(event.request_id)
                 return [self._end(stream, FinishReason.CANCELLED, now)] if stream else []
@@ -101,8 +113,10 @@ class Scheduler:
         if not running:
             self._wake_at = self._next_due(now)
             return None
-        self._pace = self._predictor.pace(len(running), self._limits.max_batch)
-        rows = choose([self._judge(stream, now) for stream in running], self._predictor, self._limits)
+        guided = any(stream.guided for stream in running)
+        self._pace = self._predictor.pace(len(running), self._limits, guided)
+        candidates = [self._judge(stream, now) for stream in running]
+        rows = choose(candidates, self._predictor, self._limits, self._pace)
         step = Step(rows[0].stage, tuple(c.stream.row(c.stage, c.count) for c in rows))
         self._in_flight = step, tuple(c.stream for c in rows), now
         return step
@@ -168,19 +182,23 @@ class Scheduler:
             stream.continues = True
 
     def _overflow(self, submit: Submit) -> Failed | None:
-        """Busy, if the request just enqueued is one more than may wait."""
-        if submit.request_id not in self._queue or len(self._queue) <= self._limits.max_queued:
+        """Busy, if the request just enqueued is one more of its kind, in a reply or not, than may wait."""
+        stream = self._queue.get(submit.request_id)
+        if stream is None:
+            return None
+        others = sum(other.in_reply == stream.in_reply for other in self._queue.values()) - 1
+        if others < self._limits.max_queued:
             return None
         del self._queue[submit.request_id]
-        reason = f"{len(self._queue)} requests are waiting already: try again later"
+        reason = f"{others} requests are waiting already: try again later"
         return _refusal(submit, ErrorCode.BUSY, reason, self._holding / max(1, len(self._admitted)))
 
     def _admit(self, now: float) -> None:
-        """Give slots and pages to those whose turn it is: first what continues a reply, then first come first. Who
-        does not fit yet blocks those behind him, or small requests would starve a large one."""
-        for stream in sorted(self._queue.values(), key=lambda stream: not stream.continues):
-            if now < stream.due_at(self._limits.max_lead):
-                continue
+        """Give slots and pages to those who can start, first come first. Who does not fit yet blocks those behind him,
+        or small requests would starve a large one."""
+        lead = self._limits.max_lead
+        ready = [stream for stream in self._queue.values() if now >= stream.due_at(lead)]
+        for stream in sorted(ready, key=lambda stream: stream.waits_since(lead)):
             if not self._reserve(stream):
                 return
             self._admitted[stream.request_id] = self._queue.pop(stream.request_id)
@@ -201,36 +219,45 @@ class Scheduler:
 
     def _judge(self, stream: Stream, now: float) -> Candidate:
         """What the stream needs next, and how long it can wait for it."""
-        if stream.starting:
-            return Candidate(stream, *self._next(stream, inf), -inf)
-        left = stream.playback.left(now)
-        stage, count = self._next(stream, left)
-        codec = self._pace.codec
-        if stage is Stage.CODEC:
-            return Candidate(stream, stage, count, left - codec[count])
-        if stream.pending:  # what is pending could be sent instead
-            return Candidate(stream, stage, count, left - codec[chunking.fitting(stream.pending)], optional=True)
-        work = self._pace.frame + codec[1]
+        left, codec = -inf if stream.starting else stream.playback.left(now), self._pace.codec
+        if stream.pending:
+            size = self._sendable(stream, left)
+            if size:
+                return Candidate(stream, Stage.CODEC, size, left - codec[size])
+            least = codec[chunking.fitting(stream.pending, self._pace.largest)]  # could be sent instead
+            return Candidate(stream, stream.stage, 1, left - least, optional=True)
+        left -= self._pace.frame + codec[1]
         if stream.prefilled < stream.prompt_length:
-            work += self._startup(stream)
-        return Candidate(stream, stage, count, left - work)
+            count, seconds = self._opening(stream)
+            return Candidate(stream, stream.stage, count, left - seconds)
+        return Candidate(stream, stream.stage, 1, left)
 
-    def _next(self, stream: Stream, left: float) -> tuple[Stage, int]:
-        """Stage and count of the stream's next step, when its listener has `left` seconds of audio."""
-        pending = stream.pending
+    def _sendable(self, stream: Stream, left: float) -> int:
+        """How many of its pending frames to send now; 0 means: make more frames first."""
+        pace = self._pace
         if stream.reason is not None:
-            return Stage.CODEC, chunking.fitting(pending)
-        send = pending and chunking.sendable(pending, stream.wanted, left, self._pace.frame, self._pace.codec)
-        if send:
-            return Stage.CODEC, send
-        return stream.stage, stream.next_count(self._limits.max_prefill_tokens)
+            return chunking.fitting(stream.pending, pace.largest)
+        wanted = chunking.goal(stream.chunks, pace.largest)
+        return chunking.sendable(stream.pending, wanted, left, pace.frame, pace.codec)
 
-    def _startup(self, stream: Stream) -> float:
-        """Predicted seconds until the prompt is in."""
-        left, most = stream.prompt_length - stream.prefilled, self._limits.max_prefill_tokens
-        cost = self._predictor.cost
-        text = cost(Stage.TEXT, 1, stream.text_tokens) if stream.stage is Stage.TEXT else 0.0
-        return text + ceil(left / most) * cost(Stage.PREFILL, 1, min(left, most))
+    def _opening(self, stream: Stream) -> tuple[int, float]:
+        """Row.count of its next step while its prompt is not in, and the predicted seconds until it is."""
+        left, part = stream.prompt_length - stream.prefilled, self._parts[stream.guided]
+        count = min(left, part)
+        seconds = ceil(left / part) * self._prefill_cost(count, stream.guided)
+        if stream.stage is Stage.TEXT:
+            return stream.text_tokens, seconds + self._predictor.cost(Stage.TEXT, 1, stream.text_tokens)
+        return count, seconds
+
+    def _part(self, guided: bool) -> int:
+        """Prompt positions that one prefill step has time for."""
+        count = self._limits.max_prefill_tokens
+        while count > SMALLEST_PREFILL and self._prefill_cost(count, guided) > self._limits.max_step_seconds:
+            count = bucket(count) // 2
+        return count
+
+    def _prefill_cost(self, count: int, guided: bool) -> float:
+        return self._predictor.cost(Stage.PREFILL, num_sequences(Stage.PREFILL, 1, guided), count)
 
     def _next_due(self, now: float) -> float | None:
         """When the first of those that are held goes on by itself."""
@@ -262,9 +289,10 @@ class Scheduler:
         """Chunk.slack of the chunk just delivered. A stream that is held goes on when only max_lead is left."""
         playback, pending, pace = stream.playback, stream.pending, self._pace
         if stream.reason is not None:
-            size = chunking.fitting(pending)
+            size = chunking.fitting(pending, pace.largest)
         else:
-            size = chunking.expected(pending, stream.wanted, playback.left(now), pace.frame, pace.codec)
+            wanted = chunking.goal(stream.chunks, pace.largest)
+            size = chunking.expected(pending, wanted, playback.left(now), pace.frame, pace.codec)
         reserve = playback.deadline(now) - now
         if playback.clock.known:
             reserve = min(reserve, self._limits.max_lead)
@@ -296,6 +324,7 @@ class Scheduler:
         for follower in self._queue.values():
             if follower.after is stream:
                 follower.after = None
+                follower.ready_at = now
                 self._follow(follower, None if cancelled else stream.playback, now)
         stats = stream.stats(now)
         self.metrics.count(Count.CANCELLED if cancelled else Count.FINISHED)

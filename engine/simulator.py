@@ -35,7 +35,7 @@ from engine.core import (
     Submit,
     TextSegment,
 )
-from engine.metrics import lateness, quantile
+from engine.metrics import missing_seconds, quantile
 from engine.predictor import Predictor, Profile, prior
 from engine.scheduler import Scheduler
 
@@ -118,7 +118,7 @@ class PriorCosts:
     def draw(self, step: Step) -> float:
         tail = 3.0 if self._random.random() < 0.002 else 1.0
         noise = tail * self._random.uniform(0.95, 1.05)
-        return prior(step.stage, step.batch, step.length) * noise / self._speed
+        return prior(step.stage, step.sequences, step.length) * noise / self._speed
 
 
 class ProfileCosts:
@@ -136,7 +136,7 @@ class ProfileCosts:
 
     def draw(self, step: Step) -> float:
         shapes = self._samples[step.stage]
-        enough = [shape for shape in shapes if shape[0] >= step.batch and shape[1] >= step.length]
+        enough = [shape for shape in shapes if shape[0] >= step.sequences and shape[1] >= step.length]
         return self._random.choice(shapes[min(enough) if enough else max(shapes)]) / self._speed
 
 
@@ -175,8 +175,8 @@ class Utterance:
     cancel_at: float | None = None
 
     def submit(self, request_id: int) -> Submit:
-        row = PromptRow((TextSegment((0,) * self.text_tokens),))
-        return Submit(request_id, Prompt((row,) * self.rows), SamplingParams(), follows=self.follows)
+        prompt = Prompt((PromptRow((TextSegment((0,) * self.text_tokens),)),) * self.rows)
+        return Submit(request_id, prompt, SamplingParams(), follows=self.follows, submitted_at=self.at)
 
 
 @dataclass(slots=True)
@@ -186,27 +186,33 @@ class Listener:
     request_id: int
     submitted_at: float
     before: Listener | None = None
-    first_chunk_at: float | None = None
+    arrivals: list[tuple[float, float]] = field(default_factory=list)
+    """Instant and seconds of audio of each chunk."""
     plays_at: float = 0.0
     """When the first sample is played."""
-    audio: float = 0.0
     runs_out_at: float = 0.0
     underruns: int = 0
-    extra_buffer: float = 0.0
-    """The delay of the first sample that would have avoided every gap."""
     end: Finished | Failed | None = None
 
     @property
     def ttfa(self) -> float | None:
-        return None if self.first_chunk_at is None else self.first_chunk_at - self.submitted_at
+        return self.arrivals[0][0] - self.submitted_at if self.arrivals else None
+
+    @property
+    def audio(self) -> float:
+        """Seconds."""
+        return sum(seconds for _, seconds in self.arrivals)
+
+    @property
+    def extra_buffer(self) -> float:
+        """The delay of the first sample that would have avoided every gap."""
+        return missing_seconds(self.arrivals, self.plays_at)
 
     def hear(self, seconds: float, now: float) -> None:
-        if self.first_chunk_at is None:
-            self.first_chunk_at = now
+        if not self.arrivals:
             self.plays_at = self.runs_out_at = max(now, self.before.runs_out_at if self.before else now)
-        self.extra_buffer = max(self.extra_buffer, lateness(now, self.plays_at, self.audio))
+        self.arrivals.append((now, seconds))
         self.underruns += now > self.runs_out_at
-        self.audio += seconds
         self.runs_out_at = max(self.runs_out_at, now) + seconds
 
     def playhead(self, now: float, sample_rate: int) -> Playhead | None:
@@ -253,7 +259,7 @@ def simulate(
             listener.end = output
             return
         playhead = listener.playhead(clock.now(), spec.sample_rate)
-        if playheads and playhead is not None and listener.first_chunk_at is not None:
+        if playheads and playhead is not None and listener.arrivals:
             inbox.push(clock.now(), playhead)
         listener.hear(len(output.pcm) / spec.sample_rate, clock.now())
 

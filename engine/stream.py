@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 
-from engine import chunking
 from engine.core import (
     Admission,
     FinishReason,
@@ -39,6 +38,8 @@ class Stream:
 
     submit: Submit
     submitted_at: float
+    ready_at: float
+    """Since when nothing but room keeps it from starting: its arrival, or the end of what went before."""
     max_frames: int
     pages_needed: tuple[int, ...]
     prompt_length: int
@@ -68,9 +69,11 @@ class Stream:
     @classmethod
     def accept(cls, submit: Submit, spec: ModelSpec, limits: Limits, now: float) -> Stream:
         frames = frame_limit(submit, spec)
+        submitted_at = now if submit.submitted_at is None else submit.submitted_at
         return cls(
             submit,
-            now,
+            submitted_at,
+            submitted_at,
             frames,
             pages_needed(submit, frames, limits.page_size),
             submit.prompt.length,
@@ -83,6 +86,11 @@ class Stream:
         return self.submit.request_id
 
     @property
+    def guided(self) -> bool:
+        """It has two backbone sequences."""
+        return len(self.pages_needed) > 1
+
+    @property
     def pending(self) -> int:
         """Frames made that are not audio yet."""
         return self.made - self.sent
@@ -92,30 +100,21 @@ class Stream:
         """A new caller who has not heard anything yet."""
         return not (self.sent or self.continues)
 
-    @property
-    def resting(self) -> bool:
-        """Between two chunks: the only place where a stream that is far ahead of its listener is held."""
-        return not (self.pending or self.starting)
-
     def due_at(self, max_lead: float) -> float:
-        """When it may go on: minus infinity for now, infinity for not without an event."""
+        """When it may go on: minus infinity for now, infinity for not without an event. A stream that is far ahead of
+        its listener is held between two chunks only."""
         if self.after is not None:
             return inf
-        return self.playback.due_at(max_lead) if self.resting else -inf
+        return -inf if self.pending or self.starting else self.playback.due_at(max_lead)
+
+    def waits_since(self, max_lead: float) -> float:
+        """Since when it could have had its slots: what comes later in a reply is not due before its time."""
+        return max(self.ready_at, self.due_at(max_lead))
 
     @property
-    def wanted(self) -> int:
-        """Frames that the next chunk should have."""
-        return chunking.goal(self.chunks)
-
-    def next_count(self, max_prefill_tokens: int) -> int:
-        """Row.count of the stage that generation needs next."""
-        match self.stage:
-            case Stage.TEXT:
-                return self.text_tokens
-            case Stage.PREFILL:
-                return min(max_prefill_tokens, self.prompt_length - self.prefilled)
-        return 1
+    def in_reply(self) -> bool:
+        """It waits behind an utterance that is alive, or continues one that is still heard."""
+        return self.after is not None or self.continues
 
     def hold(self, slots: tuple[int, ...], pages: tuple[int, ...]) -> None:
         """Take possession of a slot for each prompt row, and of pages, which are dealt out to the rows in order."""

@@ -14,9 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.config import TINY, Section
 from engine.norm import RMSNorm
 from engine.rotary import cos_sin, frequencies, rotate
-from engine.weights import CheckpointError, FusedLinear
+from engine.transformer import read_dimensions
+from engine.weights import FusedLinear
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 DEFAULT_EOI_ID = 256000
@@ -29,51 +31,44 @@ ONLY = {"hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": None
 class TextConfig:
     """The dimensions of a text encoder, as its checkpoint says."""
 
-    vocab_size: int
     hidden_size: int
     intermediate_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     eps: float
+    vocab_size: int
     score_scale: float
     window: int
     eoi_id: int
     layer_types: tuple[str, ...]
-    rope: Mapping[str, Mapping[str, Any]]
+    rope: Mapping[str, Section]
     """Rotary parameters by layer type."""
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> TextConfig:
-        """Reads `text_encoder_config`. KeyError on a missing key, CheckpointError on a foreign variant."""
-        for key, only in ONLY.items():
-            if d.get(key, only) != only:
-                raise CheckpointError(f"text_encoder_config: {key} must be {only!r}, found {d[key]!r}")
-        layer_types = tuple(d["layer_types"])
-        if not layer_types or not set(layer_types) <= {FULL, SLIDING}:
-            raise CheckpointError(f"text_encoder_config: layer_types must be of {FULL}, {SLIDING}; found {layer_types}")
+        """Reads `text_encoder_config`. Raises CheckpointError, also on a foreign variant."""
+        d = Section.of(d, "text_encoder_config")
+        d.require(ONLY)
+        layer_types = d.texts("layer_types", FULL, SLIDING)
         return cls(
-            vocab_size=d["vocab_size"],
-            hidden_size=d["hidden_size"],
-            intermediate_size=d["intermediate_size"],
-            num_heads=d["num_attention_heads"],
-            num_kv_heads=d["num_key_value_heads"],
-            head_dim=d["head_dim"],
-            eps=d["rms_norm_eps"],
-            score_scale=d["query_pre_attn_scalar"] ** -0.5,
-            window=d["sliding_window"],
-            eoi_id=d.get("eoi_token_index", DEFAULT_EOI_ID),
+            **read_dimensions(d),
+            vocab_size=d.integer("vocab_size"),
+            score_scale=d.number("query_pre_attn_scalar", low=TINY) ** -0.5,
+            window=d.integer("sliding_window"),
+            eoi_id=d.integer("eoi_token_index", low=0, default=DEFAULT_EOI_ID),
             layer_types=layer_types,
             rope=_rope(d),
         )
 
 
-def _rope(d: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _rope(d: Section) -> dict[str, Section]:
     """Rotary parameters by layer type, from the newer form of the config or from the one of Gemma 3."""
     if "rope_parameters" in d:
-        return {kind: d["rope_parameters"][kind] for kind in (FULL, SLIDING)}
-    full = {"rope_theta": d["rope_theta"], "rope_scaling": d.get("rope_scaling")}
-    return {FULL: full, SLIDING: {"rope_theta": d["rope_local_base_freq"]}}
+        given = d.section("rope_parameters")
+        return {kind: given.section(kind) for kind in (FULL, SLIDING)}
+    sliding = {"rope_theta": d.number("rope_local_base_freq", low=1)}
+    return {FULL: d, SLIDING: Section.of(sliding, d.where)}
 
 
 @dataclass(frozen=True, slots=True)

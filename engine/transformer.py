@@ -5,7 +5,7 @@ It does not know positions, caches or masks: whoever runs the layers says how qu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,11 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.config import Section
 from engine.norm import RMSNorm, normalise
-from engine.weights import CheckpointError, FusedLinear
+from engine.weights import FusedLinear
 
 ONLY = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
 """Options with one value here."""
+MAX_LAYERS = MAX_HEAD_DIM = 1024
+"""Bounds on what is built before the files say whether it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +34,32 @@ class LayersConfig:
     num_kv_heads: int
     head_dim: int
     eps: float
-    rope: Mapping[str, Any]
+    rope: Section
     """What `rotary.frequencies` reads."""
 
 
-def read_layers(d: Mapping[str, Any]) -> dict[str, Any]:
-    """LayersConfig's fields from a checkpoint's config. Raises KeyError, CheckpointError on an unknown variant."""
-    for key, only in ONLY.items():
-        if d.get(key, only) != only:
-            raise CheckpointError(f"{d.get('model_type')}: {key} must be {only!r}, found {d[key]!r}")
+def read_layers(d: Section) -> dict[str, Any]:
+    """LayersConfig's fields from a checkpoint's config. Raises CheckpointError, also on an unknown variant."""
+    d.require(ONLY)
+    num_layers = d.integer("num_hidden_layers", high=MAX_LAYERS)
+    return {**read_dimensions(d), "num_layers": num_layers, "rope": d}
+
+
+def read_dimensions(d: Section) -> dict[str, Any]:
+    """What every kind of attention layer has, by its name here."""
+    heads, kv_heads = d.integer("num_attention_heads"), d.integer("num_key_value_heads")
+    if heads % kv_heads:
+        raise d.misfit("num_key_value_heads", f"a divisor of num_attention_heads = {heads}")
+    head_dim = d.integer("head_dim", high=MAX_HEAD_DIM)
+    if head_dim % 2:
+        raise d.misfit("head_dim", "even, since rotation turns pairs of channels")
     return {
-        "hidden_size": d["hidden_size"],
-        "intermediate_size": d["intermediate_size"],
-        "num_layers": d["num_hidden_layers"],
-        "num_heads": d["num_attention_heads"],
-        "num_kv_heads": d["num_key_value_heads"],
-        "head_dim": d["head_dim"],
-        "eps": d["rms_norm_eps"],
-        "rope": {key: d[key] for key in ("rope_theta", "rope_scaling", "rope_parameters") if key in d},
+        "hidden_size": d.integer("hidden_size"),
+        "intermediate_size": d.integer("intermediate_size"),
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "eps": d.number("rms_norm_eps"),
     }
 
 

@@ -67,11 +67,26 @@ class Ledger:
         self._rows: dict[str, Row] = {}
 
     def take(self, name: str) -> Tensor:
-        """An expected tensor that serves as input. Raises CheckpointError if it is not there."""
+        """An expected tensor. Raises CheckpointError if it is not there."""
         if name not in self.expected:
             raise CheckpointError(f"expected tensors lack {name}; make them again with a complete script")
         self._unused.discard(name)
         return self.expected[name]
+
+    def ids(self, name: str, *shape: int | None, below: int) -> Tensor:
+        """Integers from 0 to `below` - 1 that serve as input; None in the shape is any size. Raises CheckpointError."""
+        tensor = self.take(name)
+        whole = not tensor.is_floating_point() and not tensor.is_complex()
+        if not whole or not fits(tensor, shape) or bool(((tensor < 0) | (tensor >= below)).any()):
+            raise unusable(name, f"ids from 0 to {below - 1}", shape, tensor)
+        return tensor.long()
+
+    def states(self, name: str, *shape: int | None) -> Tensor:
+        """Floats that serve as input, likewise."""
+        tensor = self.take(name)
+        if not tensor.is_floating_point() or not fits(tensor, shape):
+            raise unusable(name, "floats", shape, tensor)
+        return tensor.float()
 
     def names(self, pattern: str) -> list[re.Match[str]]:
         """The names that match the whole pattern, in order."""
@@ -101,6 +116,18 @@ class Ledger:
         before = self._rows.setdefault(row.group, row)
         if row.error > before.error:
             self._rows[row.group] = row
+
+
+def fits(tensor: Tensor, shape: tuple[int | None, ...]) -> bool:
+    return tensor.dim() == len(shape) and all(
+        want in (None, is_) for want, is_ in zip(shape, tensor.shape, strict=True)
+    )
+
+
+def unusable(name: str, what: str, shape: tuple[int | None, ...], tensor: Tensor) -> CheckpointError:
+    wanted = ", ".join("any" if size is None else str(size) for size in shape)
+    found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return CheckpointError(f"{name} must be {what} [{wanted}], found {found}; make the expected tensors again")
 
 
 def distance(ours: Tensor, expected: Tensor) -> float:
@@ -149,7 +176,7 @@ def check_text(model: Breeze, ledger: Ledger) -> None:
     names = [match[1] for match in ledger.names(r"te\.(.+)\.ids")]
     if not names:
         return
-    ids = [ledger.take(f"te.{name}.ids") for name in names]
+    ids = [ledger.ids(f"te.{name}.ids", None, below=model.config.text.vocab_size) for name in names]
     lengths = torch.tensor([len(row) for row in ids])
     states = text_states(model, torch.nn.utils.rnn.pad_sequence(ids, batch_first=True), lengths)
     for place, name in enumerate(names):
@@ -180,23 +207,34 @@ def text_states(model: Breeze, ids: Tensor, lengths: Tensor) -> dict[str, Tensor
 def check_prompts(model: Breeze, ledger: Ledger) -> None:
     """prompt.MODE.ROW.embeds: what the backbone receives, from token ids and reference codes."""
     for match in ledger.names(r"(prompt\..+)\.embeds"):
-        ledger.compare(match[1], match[0], embed(model, prompt_row(ledger, match[1])), STATES)
+        ledger.compare(match[1], match[0], embed(model, prompt_row(model, ledger, match[1])), STATES)
 
 
-def prompt_row(ledger: Ledger, name: str) -> PromptRow:
+def prompt_row(model: Breeze, ledger: Ledger, name: str) -> PromptRow:
     """The prompt called `name`: a segment of text wherever text_mask is 1, the reference wherever it is 0."""
-    ids, mask = ledger.take(f"{name}.ids").tolist(), ledger.take(f"{name}.text_mask").tolist()
+    ids = ledger.ids(f"{name}.ids", None, below=model.config.text.vocab_size).tolist()
+    mask = ledger.ids(f"{name}.text_mask", len(ids), below=2).tolist()
     segments: list[TextSegment | ReferenceSegment] = []
     for is_text, run in groupby(zip(mask, ids, strict=True), key=itemgetter(0)):
         text = TextSegment(tuple(id_ for _, id_ in run))
-        segments.append(text if is_text else reference_segment(ledger))
+        segments.append(text if is_text else reference_segment(model, ledger))
     lengths = [segment.length for segment in segments if isinstance(segment, TextSegment)]
     ledger.compare(name, f"{name}.text_lens", torch.tensor(lengths), STATES)
     return PromptRow(tuple(segments))
 
 
-def reference_segment(ledger: Ledger) -> ReferenceSegment:
-    return ReferenceSegment(tuple(map(tuple, ledger.take("prompt.ref_codes").tolist())))
+def reference_segment(model: Breeze, ledger: Ledger) -> ReferenceSegment:
+    return ReferenceSegment(tuple(map(tuple, frames_of(model, ledger, "prompt.ref_codes").tolist())))
+
+
+def frames_of(model: Breeze, ledger: Ledger, name: str) -> Tensor:
+    """Expected codes [N, K] that serve as input."""
+    return ledger.ids(name, None, model.spec.num_codebooks, below=model.codec.config.codebook_size)
+
+
+def columns_of(model: Breeze, ledger: Ledger, name: str) -> Tensor:
+    """Expected codes [1, K, T] that serve as input of the codec."""
+    return ledger.ids(name, 1, model.spec.num_codebooks, None, below=model.codec.config.codebook_size)
 
 
 def embed(model: Breeze, prompt: PromptRow) -> Tensor:
@@ -233,7 +271,7 @@ class Sequences:
 
     @property
     def sampling(self) -> SamplingRows:
-        return self.state.sampling.rows(self._slots[:1])
+        return self.state.sampling.rows([1])
 
     def prefill(self, embeds: Sequence[Tensor]) -> Tensor:
         """Prompts [L, H], padded at their ends -> the states of their last positions, [R, H]."""
@@ -261,10 +299,10 @@ def check_backbone(model: Breeze, ledger: Ledger) -> None:
     """bb.NAME: the prompt through every layer, then the teacher's frames one by one; each from expected inputs."""
     for match in ledger.names(r"(bb\..+)\.prefill_layer0"):
         name = match[1]
-        frames = ledger.take("tf.frames")
-        embeds = embed(model, prompt_row(ledger, name.replace("bb.", "prompt.", 1)))
+        frames = frames_of(model, ledger, "tf.frames")
+        embeds = embed(model, prompt_row(model, ledger, name.replace("bb.", "prompt.", 1)))
         ledger.compare(name, match[0], embeds, STATES)
-        embeds = ledger.take(match[0])
+        embeds = ledger.states(match[0], None, model.width)
         sequences = Sequences(model, [len(embeds)], len(frames), GREEDY, 1.0)
         hidden = sequences.prefill_all([embeds])[0]
         fed = torch.cat([sequences.feed(frame) for frame in frames])
@@ -294,8 +332,10 @@ def check_depth(model: Breeze, ledger: Ledger) -> None:
     for match in ledger.names(r"(depth\..+)\.logits"):
         name = match[1]
         source = name.replace("depth.", "bb.", 1)
-        first, later = ledger.take(f"{source}.prefill_hidden")[-1:], ledger.take(f"{source}.decode_hidden")[:-1]
-        states, logits = model.depth_decoder.logits(torch.cat((first, later)), ledger.take("tf.frames"))
+        frames = frames_of(model, ledger, "tf.frames")
+        first = ledger.states(f"{source}.prefill_hidden", None, model.width)[-1:]
+        later = ledger.states(f"{source}.decode_hidden", len(frames), model.width)[:-1]
+        states, logits = model.depth_decoder.logits(torch.cat((first, later)), frames)
         ledger.compare(name, f"{name}.hidden", states, LOGITS)
         ledger.compare(name, f"{name}.logits", logits, LOGITS)
 
@@ -308,10 +348,10 @@ def check_greedy(model: Breeze, ledger: Ledger) -> None:
     runs = [match[1] for match in ledger.names(r"(greedy\..+)\.frames")]
     frames = {run: check_run(model, ledger, run) for run in runs}
     for match in ledger.names(r"e2e\.(.+)_(cfg[\d.]+)\.codes"):
-        ours = [made for run, made in frames.items() if run.startswith(f"greedy.{match[1]}.{match[2]}.")]
+        ours = [made.t()[None] for run, made in frames.items() if run.startswith(f"greedy.{match[1]}.{match[2]}.")]
         expected = ledger.take(match[0])
-        best = min(ours, key=lambda made: distance(made, expected[0].t()), default=torch.empty(0, 0))
-        ledger.compare("e2e codes", match[0], best.t()[None], EXACT)
+        best = min(ours, key=lambda made: distance(made, expected), default=torch.empty(0))
+        ledger.compare("e2e codes", match[0], best, EXACT)
 
 
 def check_run(model: Breeze, ledger: Ledger, run: str) -> Tensor:
@@ -319,7 +359,7 @@ def check_run(model: Breeze, ledger: Ledger, run: str) -> Tensor:
     scale, penalty = setting(run, "cfg", 1.0), setting(run, "rp", OFFICIAL_PENALTY)
     steps = len(ledger.take(f"{run}.code0_processed"))
     params = replace(GREEDY, repetition_penalty=penalty)
-    made = generate(model, run_prompts(ledger, run, scale), params, scale, steps)
+    made = generate(model, run_prompts(model, ledger, run, scale), params, scale, steps)
     for key, ours in made.items():
         if ledger.has(f"{run}.{key}"):
             exact = not ours.is_floating_point()
@@ -333,12 +373,13 @@ def setting(run: str, key: str, otherwise: float) -> float:
     return float(match[1]) if match else otherwise
 
 
-def run_prompts(ledger: Ledger, run: str, scale: float) -> list[PromptRow]:
+def run_prompts(model: Breeze, ledger: Ledger, run: str, scale: float) -> list[PromptRow]:
     """The run's sequences: with guidance the conditional one, then the unconditional one."""
     if ledger.has(f"{run}.prompt_ids"):
-        return [PromptRow((TextSegment(tuple(ledger.take(f"{run}.prompt_ids").tolist())),))]
+        ids = ledger.ids(f"{run}.prompt_ids", None, below=model.config.text.vocab_size)
+        return [PromptRow((TextSegment(tuple(ids.tolist())),))]
     wanted = {1.0: ["cond"], 0.0: ["uncond"]}.get(scale, ["cond", "uncond"])
-    return [prompt_row(ledger, f"prompt.{run.split('.')[1]}.{row}") for row in wanted]
+    return [prompt_row(model, ledger, f"prompt.{run.split('.')[1]}.{row}") for row in wanted]
 
 
 def generate(
@@ -384,7 +425,7 @@ def check_sampling(model: Breeze, ledger: Ledger) -> None:
     """sampling.tT_kK_pP.probs: scores to the distribution that is drawn from."""
     for match in ledger.names(r"sampling\.t([\d.]+)_k(\d+)_p([\d.]+)\.probs"):
         filter = Filter.of([float(match[1])], [int(match[2])], [float(match[3])])
-        ours = probabilities(ledger.take("sampling.input_scores")[None], filter)[0]
+        ours = probabilities(ledger.states("sampling.input_scores", None)[None], filter)[0]
         ledger.compare("sampling", match[0], ours, PROBABILITIES)
 
 
@@ -399,23 +440,23 @@ def check_codec(model: Breeze, ledger: Ledger) -> None:
         ledger.note("configured window", min(abs(window - configured) for window in windows), EXACT)
     for window in windows:
         codec = with_window(model.codec, window)
-        check_stages(codec, ledger, f"w{window}")
+        check_stages(model, codec, ledger, f"w{window}")
         for match in ledger.names(rf"w{window}\.wav(\d+)"):
-            codes = ledger.take(f"codes{match[1]}")
+            codes = columns_of(model, ledger, f"codes{match[1]}")
             ledger.compare(f"w{window} whole", match[0], codec(codes)[0], STATES)
             ledger.compare(f"w{window} streamed", match[0], streamed(codec, codes), STATES)
         for match in ledger.names(rf"w{window}\.wav(\d+)_chunked.*"):
-            ours = codec(ledger.take(f"codes{match[1]}"))[0]
+            ours = codec(columns_of(model, ledger, f"codes{match[1]}"))[0]
             ledger.contrast(f"{match[0]} (wrong by design)", match[0], ours, STATES)
     for match in ledger.names(r"(e2e\..+)\.wav"):
-        ours = streamed(model.codec, ledger.take(f"{match[1]}.codes"))
+        ours = streamed(model.codec, columns_of(model, ledger, f"{match[1]}.codes"))
         ledger.compare("e2e audio", match[0], ours, STATES)
 
 
-def check_stages(codec: CodecDecoder, ledger: Ledger, prefix: str) -> None:
+def check_stages(model: Breeze, codec: CodecDecoder, ledger: Ledger, prefix: str) -> None:
     """Expected stages may stop after some columns: everything is causal."""
     shortest = min((match[0] for match in ledger.names(r"codes\d+")), key=lambda name: int(name[5:]), default=None)
-    for name, stage in codec.stages(ledger.take(shortest)) if shortest else ():
+    for name, stage in codec.stages(columns_of(model, ledger, shortest)) if shortest else ():
         if ledger.has(f"{prefix}.{name}"):
             ours = stage[0].t() if name == "transformer_out" else stage[0]
             ours = ours[..., : ledger.take(f"{prefix}.{name}").shape[-1]]
@@ -448,12 +489,8 @@ def streamed(codec: CodecDecoder, codes: Tensor) -> Tensor:
 
 
 def report(folder: Path, console: Console) -> int:
-    """Prints a row a group; returns 1 if any failed, or if the folder could not be checked at all."""
-    try:
-        rows = verify(folder)
-    except CheckpointError as error:
-        console.print(str(error), style="red", markup=False)
-        return 1
+    """Prints a row a group; returns 1 if any failed. Raises CheckpointError if the folder cannot be checked at all."""
+    rows = verify(folder)
     console.print(table(rows))
     failed = [row.group for row in rows if not row.ok]
     console.print(f"{len(failed)} of {len(rows)} groups failed" if failed else f"all {len(rows)} groups agree")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import struct
-from types import TracebackType
 from typing import BinaryIO
 
 from engine.core import PCM
 
 UNKNOWN_BYTES = 0xFFFFFFFF
-"""The size that streams write before they know it; players read on to the end (RFC 2361 leaves it open)."""
+"""The size in the header of a stream that cannot go back to it: players read on to the end. No standard says so; FFmpeg
+(libavformat/wavenc.c) does the same."""
 HEADER_BYTES = 44
 
 
@@ -24,27 +25,24 @@ def header(sample_rate: int, num_bytes: int | None) -> bytes:
 
 
 class WavWriter:
-    """Mono 16-bit WAV. Where the file can seek, the sizes are written on leaving; a pipe keeps the unknown size."""
+    """Mono 16-bit WAV from the start of `file` on.
 
-    def __init__(self, file: BinaryIO, sample_rate: int) -> None:
-        self._file, self._sample_rate, self._num_bytes = file, sample_rate, 0
-        file.write(header(sample_rate, None))
+    With `sized` the file is a whole one after every write, whatever ends the program; it must be able to seek. Without,
+    the header keeps the unknown size. Raises OSError (disk full), also from `write`.
+    """
+
+    def __init__(self, file: BinaryIO, sample_rate: int, *, sized: bool) -> None:
+        self._file, self._sample_rate, self._sized, self._num_bytes = file, sample_rate, sized, 0
+        file.write(header(sample_rate, 0 if sized else None))
         file.flush()
 
     def write(self, pcm: PCM) -> None:
-        """Appends samples and flushes them, so that a reader hears them at once. Raises OSError (disk full)."""
+        """Appends samples and flushes them, so that a reader hears them at once."""
         data = pcm.astype("<i2").tobytes()
         self._file.write(data)
-        self._file.flush()
         self._num_bytes += len(data)
-
-    def __enter__(self) -> WavWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file.seekable():
+        if self._sized:
             self._file.seek(0)
             self._file.write(header(self._sample_rate, self._num_bytes))
-            self._file.seek(0, 2)
+            self._file.seek(0, os.SEEK_END)
+        self._file.flush()

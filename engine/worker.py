@@ -9,13 +9,14 @@ import gc
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from engine import device as devices
 from engine import models
 from engine.calibrate import warm_up
 from engine.clock import Clock, MonotonicClock
-from engine.core import ErrorCode, Event, Failed, Finished, Output, RequestError, Submit
+from engine.core import ErrorCode, Event, Output, Refused, RequestError, Submit
 from engine.executor import load
 from engine.loop import run
 from engine.messages import Close, FromWorker, Numbered, Ready, RuntimeConfig, Snapshot, StartFailed
@@ -28,10 +29,10 @@ SNAPSHOT_SECONDS = 1.0
 
 
 class Inbox:
-    """Events from other threads, for the loop to drain and to wait on."""
+    """Events from another thread, for the loop to drain and to wait on. `idle` is called when the loop has to wait."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, idle: Callable[[], None]) -> None:
+        self._clock, self._idle = clock, idle
         self._events: deque[Event] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -58,34 +59,42 @@ class Inbox:
 
     def wait(self, until: float | None) -> None:
         """Returns when an event is there, the inbox is closed, or the clock reaches `until`."""
+        self._idle()
         with self._changed:
             timeout = None if until is None else max(0.0, until - self._clock.now())
             self._changed.wait_for(lambda: bool(self._events) or self._closed, timeout)
 
 
 class Outbox:
-    """Sends outputs through the pipe, from any thread, and the metrics with them now and then."""
+    """The loop's way out: outputs as they come, the metrics with them once a second and when there is nothing to do.
+
+    Only the loop's thread writes into the pipe, so that the inbox is read even while nobody reads the outputs.
+    """
 
     def __init__(self, connection: Connection, scheduler: Scheduler, clock: Clock) -> None:
         self._connection, self._scheduler, self._clock = connection, scheduler, clock
-        self._lock = threading.Lock()
         self._told_at = float("-inf")
+        self._news = False
 
     def deliver(self, output: Output) -> None:
-        """Called by the loop."""
+        """An output to its caller."""
         self.send(output)
-        now = self._clock.now()
-        if isinstance(output, Finished | Failed) or now - self._told_at >= SNAPSHOT_SECONDS:
-            self._told_at = now
+        self._news = True
+        if self._clock.now() - self._told_at >= SNAPSHOT_SECONDS:
+            self.tell()
+
+    def tell(self) -> None:
+        """The metrics, if anything was delivered since they were last told."""
+        if self._news:
+            self._news, self._told_at = False, self._clock.now()
             self.send(Snapshot(self._scheduler.snapshot()))
 
     def send(self, message: FromWorker) -> None:
         """A reader that has gone is no error: the pipe's other direction says so and ends the loop."""
-        with self._lock:
-            try:
-                self._connection.send(message)
-            except OSError as error:
-                log.debug("nobody reads the engine's output: %s", error)
+        try:
+            self._connection.send(message)
+        except OSError as error:
+            log.debug("nobody reads the engine's output: %s", error)
 
 
 def run_worker(connection: Connection, config: RuntimeConfig) -> None:
@@ -99,37 +108,37 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
             connection.send(StartFailed(str(error)))
             return
         scheduler = Scheduler(model.spec, limits, predictor)
-        inbox, outbox = Inbox(clock), Outbox(connection, scheduler, clock)
+        outbox = Outbox(connection, scheduler, clock)
+        inbox = Inbox(clock, idle=outbox.tell)
         gc.collect()
         gc.freeze()
         outbox.send(Ready(model.spec, limits, devices.name(model.device)))
-        reader = threading.Thread(
-            target=read, args=(connection, model, inbox, outbox), name="engine-inbox", daemon=True
-        )
-        reader.start()
+        threading.Thread(target=read, args=(connection, model, inbox), name="engine-inbox", daemon=True).start()
         run(inbox, scheduler, executor, predictor, clock, outbox.deliver)
 
 
-def read(connection: Connection, model: models.Model, inbox: Inbox, outbox: Outbox) -> None:
+def read(connection: Connection, model: models.Model, inbox: Inbox) -> None:
     """Turns what comes through the pipe into events; tokenising happens here, beside the loop."""
     try:
         while not isinstance(message := connection.recv(), Close):
-            if isinstance(message, Numbered):
-                admit(message, model, inbox, outbox)
-            else:
-                inbox.put(message)
+            inbox.put(admitted(message, model) if isinstance(message, Numbered) else message)
     except (EOFError, OSError):
         log.debug("the engine's owner is gone")
     finally:
         inbox.close()
 
 
-def admit(numbered: Numbered, model: models.Model, inbox: Inbox, outbox: Outbox) -> None:
-    """Tokenises a request; one that the model cannot take fails here and now."""
+def admitted(numbered: Numbered, model: models.Model) -> Submit | Refused:
+    """The request, tokenised, or why it cannot be."""
     request, request_id = numbered.request, numbered.request_id
     try:
         prompt = model.prompt(request)
     except RequestError as error:
-        outbox.send(Failed(request_id, request.epoch, ErrorCode.BAD_REQUEST, str(error)))
-        return
-    inbox.put(Submit(request_id, prompt, request.sampling, request.epoch, request.follows))
+        return Refused(request_id, request.epoch, ErrorCode.BAD_REQUEST, str(error))
+    except Exception as error:  # whatever else a caller hands in is that one's failure, not everybody's
+        log.exception("request %d cannot be tokenised", request_id)
+        problem = (
+            f"expected a request of text and plain settings, got one that fails with {type(error).__name__}: {error}"
+        )
+        return Refused(request_id, request.epoch, ErrorCode.BAD_REQUEST, problem)
+    return Submit(request_id, prompt, request.sampling, request.epoch, request.follows, numbered.submitted_at)

@@ -70,6 +70,7 @@ class ScriptedRuntime:
         self.cancelled: list[int] = []
         self.playheads: list[Playhead] = []
         self.closed = False
+        self.up = True
         self._pace, self._chunk_frames = pace, chunk_frames
         self._threads: list[threading.Thread] = []
 
@@ -90,7 +91,7 @@ class ScriptedRuntime:
         self.playheads.append(event)
 
     def snapshot(self) -> Mapping[str, float]:
-        return {"open_requests": float(len(self.jobs)), "engine_up": 1.0}
+        return {"open_requests": float(len(self.jobs)), "engine_up": float(self.up)}
 
     def close(self, grace: float = 0.0) -> None:
         self.closed = True

@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 WEBRTC = {"aiortc", "aioice", "av", "aiohttp"}
 
 STAGES = (
-    "kv_cache text backbone depth codec codec_blocks codec_transformer sampling weights norm rotary transformer "
-    "prepared"
+    "kv_cache text backbone depth codec codec_blocks codec_transformer sampling weights config norm rotary "
+    "transformer prepared"
 )
 ENGINE = {
     # pure
@@ -124,6 +124,13 @@ def test_agent_modules_import_only_from_below(level: int) -> None:
 def test_the_engine_never_imports_the_agent_or_webrtc() -> None:
     for name, path in modules("engine").items():
         assert not outer(path) & (WEBRTC | {"agent"}), name
+
+
+def test_no_module_imports_transformers() -> None:
+    """The checkpoint's own library: what the engine computes is written out here."""
+    for package in ("engine", "agent"):
+        for name, path in modules(package).items():
+            assert "transformers" not in outer(path), f"{package}.{name}"
 
 
 def test_loop_and_executor_meet_in_one_place() -> None:

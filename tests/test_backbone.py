@@ -196,5 +196,5 @@ def test_weights_changed_in_training_are_used(tiny: Backbone) -> None:
 @pytest.mark.parametrize("key, value", [("hidden_act", "gelu"), ("attention_bias", True), ("use_sliding_window", True)])
 def test_a_variant_it_does_not_know_is_named(key: str, value: object) -> None:
     config = json.loads((VOICE / "config.json").read_text())["backbone_config"]
-    with pytest.raises(CheckpointError, match=f"qwen3: {key} must be"):
+    with pytest.raises(CheckpointError, match=f"backbone_config: {key} must be"):
         BackboneConfig.from_dict({**config, key: value})

@@ -17,8 +17,8 @@ from engine.verify import GREEDY, generate, streamed
 EXPECTED = load_file(Path(__file__).parent / "golden" / "breeze-mini.safetensors")
 VOICE = Path(__file__).parents[1] / "engine" / "voices" / "breeze-mini"
 FRAMES = {"0": 8, "1": 27, "2": 25}
-"""Frames until the voice ends by itself. The expected codes of "2" stop one earlier: in its last frame one code wins by
-1e-4 only, so another implementation may choose another."""
+"""Frames until the voice ends by itself. The last sentence's expected codes stop one frame earlier: in that frame one
+code wins by 1e-4 only, and another implementation may choose another."""
 
 
 @pytest.fixture(scope="module")

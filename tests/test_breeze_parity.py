@@ -208,7 +208,7 @@ SETTINGS = [
 
 def choose(model: Breeze, state: State, hidden: Tensor, slots: list[int], frame: int) -> Tensor:
     """Whole frames [B, K] of these slots."""
-    rows, frames = state.sampling.rows(torch.tensor(slots)), torch.full((len(slots),), frame)
+    rows, frames = state.sampling.rows(slots), torch.full((len(slots),), frame)
     code0 = model.first_code(hidden, rows, frames)
     return model.frame(hidden, code0.clamp(max=31), rows, frames)
 
@@ -238,7 +238,7 @@ def test_a_row_without_guidance_ignores_what_stands_in_its_second_place(model: B
 def test_reserved_ids_are_never_drawn_and_the_end_only_after_the_minimum(model: Breeze) -> None:
     hot = SamplingParams(temperature=10.0, depth_temperature=10.0, top_k=0, depth_top_k=0, min_frames=3)
     state, hidden = state_of(model, [hot], [1.0]), hidden_states(1).expand(4000, -1)
-    rows = state.sampling.rows(torch.ones(4000, dtype=torch.int64))
+    rows = state.sampling.rows([1] * 4000)
     rows = replace(rows, seed=torch.arange(4000))
     early, late = (model.first_code(hidden, rows, torch.full((4000,), frame)) for frame in (2, 3))
     assert set(early.tolist()) == set(range(32))
@@ -247,6 +247,21 @@ def test_reserved_ids_are_never_drawn_and_the_end_only_after_the_minimum(model: 
     codes = model.frame(hidden, early, rows, torch.full((4000,), 2))
     assert (codes.min(), codes.max()) == (0, 31)
     assert torch.equal(codes[:, 0], early)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("temperature", [0.0, 1e-40, 0.8])
+def test_broken_logits_never_end_speech(model: Breeze, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, depth_temperature=temperature, min_frames=3)
+    state, hidden = state_of(model, [params, params], [1.0, 1.0]), hidden_states(2)
+    want = choose(model, state, hidden, [1, 2], 5)
+    hidden[0] = torch.nan
+    rows, frame = state.sampling.rows([1, 2]), torch.tensor([5, 5])
+    code0 = model.first_code(hidden, rows, frame)
+    assert model.is_end(code0).tolist() == [False, False]
+    codes = model.frame(hidden, code0, rows, frame)
+    assert codes[0].tolist() == [0] * 16
+    assert torch.equal(codes[1], want[1])
 
 
 @torch.inference_mode()

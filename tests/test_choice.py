@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from math import inf
 
+import pytest
+
 from engine.choice import Candidate, choose
 from engine.core import FinishReason, Limits, Prompt, PromptRow, SamplingParams, Stage, Submit, TextSegment
 from engine.predictor import Predictor
@@ -10,7 +12,7 @@ from engine.simulator import SPEC
 from engine.stream import Stream
 
 Cost = Callable[[Stage, int, int], float]
-LIMITS = Limits(max_batch=dict.fromkeys(Stage, 3))
+LIMITS = Limits(max_batch=dict.fromkeys(Stage, 3), max_step_seconds=0.100)
 
 
 class Priced(Predictor):
@@ -20,22 +22,26 @@ class Priced(Predictor):
         super().__init__()
         self._cost = cost
 
-    def cost(self, stage: Stage, batch: int, length: int = 1) -> float:
-        return self._cost(stage, batch, length)
+    def cost(self, stage: Stage, sequences: int, length: int = 1) -> float:
+        return self._cost(stage, sequences, length)
 
 
 def cheap(stage: Stage, batch: int, length: int) -> float:
     return 0.019 + 0.001 * batch
 
 
-def candidate(number: int, stage: Stage, slack: float, count: int = 1, optional: bool = False) -> Candidate:
-    prompt = Prompt((PromptRow((TextSegment((0,) * 40),)),))
+def candidate(
+    number: int, stage: Stage, slack: float, count: int = 1, optional: bool = False, guided: bool = False
+) -> Candidate:
+    prompt = Prompt((PromptRow((TextSegment((0,) * 40),)),) * (1 + guided))
     stream = Stream.accept(Submit(number, prompt, SamplingParams()), SPEC, LIMITS, 0.0)
     return Candidate(stream, stage, count, slack, optional)
 
 
 def chosen(*candidates: Candidate, cost: Cost = cheap) -> list[int]:
-    return [c.stream.request_id for c in choose(candidates, Priced(cost), LIMITS)]
+    predictor = Priced(cost)
+    pace = predictor.pace(len(candidates), LIMITS)
+    return [c.stream.request_id for c in choose(candidates, predictor, LIMITS, pace)]
 
 
 def test_the_least_slack_goes_first() -> None:
@@ -68,11 +74,74 @@ def test_a_playing_stream_shares_a_new_callers_step() -> None:
     assert chosen(candidate(1, Stage.DEPTH, 0.5), candidate(2, Stage.DEPTH, -inf)) == [2, 1]
 
 
-def test_a_mate_does_not_join_where_that_saves_no_time() -> None:
-    def linear(stage: Stage, batch: int, length: int) -> float:
-        return 0.020 * batch
+@pytest.mark.parametrize(("together", "rows"), [(0.040, [1]), (0.0361, [1]), (0.0359, [1, 2])])
+def test_a_mate_joins_for_a_tenth_of_the_time_and_not_for_less(together: float, rows: list[int]) -> None:
+    def joint(stage: Stage, batch: int, length: int) -> float:
+        return 0.020 if batch == 1 else together
 
-    assert chosen(candidate(1, Stage.DEPTH, 0.5), candidate(2, Stage.DEPTH, 0.6), cost=linear) == [1]
+    assert chosen(candidate(1, Stage.DEPTH, 0.5), candidate(2, Stage.DEPTH, 0.6), cost=joint) == rows
+
+
+def test_long_chunks_that_would_save_one_call_stay_apart() -> None:
+    """Two chunks of 4 take 68 ms each, and 130 together: 6 ms are saved, and a new caller waits twice as long."""
+
+    def codec(stage: Stage, batch: int, length: int) -> float:
+        return 0.006 + 0.0155 * batch * length
+
+    four, other = candidate(1, Stage.CODEC, 0.9, 4), candidate(2, Stage.CODEC, 0.9, 4)
+    assert chosen(four, other, cost=codec) == [1]
+    one, second = candidate(1, Stage.CODEC, 0.9), candidate(2, Stage.CODEC, 0.9)
+    assert chosen(one, second, cost=codec) == [1, 2]  # 37 ms instead of 43
+
+
+def test_no_batch_takes_longer_than_a_step_may() -> None:
+    """Each mate adds 20 ms: two take 80, three 100, and a fourth would make it 120."""
+
+    def heavy(stage: Stage, batch: int, length: int) -> float:
+        return 0.041 + 0.0195 * batch
+
+    slacks = (0.9, 0.91, 0.92, 0.93)
+    many = [candidate(i, Stage.DEPTH, slack) for i, slack in enumerate(slacks)]
+    assert chosen(*many, cost=heavy) == [0, 1, 2]
+    assert chosen(*many, cost=lambda stage, batch, length: 0.001 + heavy(stage, batch, length)) == [0, 1]
+
+
+def test_who_alone_takes_longer_than_a_step_may_goes_alone() -> None:
+    def huge(stage: Stage, batch: int, length: int) -> float:
+        return 0.140 + 0.010 * batch
+
+    assert chosen(candidate(1, Stage.DEPTH, 0.9), candidate(2, Stage.DEPTH, 0.9), cost=huge) == [1]
+    assert chosen(candidate(1, Stage.TEXT, -inf, 40), candidate(2, Stage.TEXT, -inf, 40), cost=huge) == [1]
+
+
+def test_nobody_is_waited_for_whose_step_would_then_be_too_long() -> None:
+    """Two in a depth step would take 101 ms."""
+
+    def depth(stage: Stage, batch: int, length: int) -> float:
+        return 0.059 + 0.021 * batch if stage is Stage.DEPTH else 0.010
+
+    assert chosen(candidate(1, Stage.DEPTH, 0.5), candidate(2, Stage.DECODE, 0.6), cost=depth) == [1]
+
+
+def test_a_guided_row_doubles_the_whole_step() -> None:
+    """One sequence takes 20 ms, two 28, four 44, six 60: a guided mate beside one without saves 4 of 48 ms only."""
+
+    def linear(stage: Stage, sequences: int, length: int) -> float:
+        return 0.012 + 0.008 * sequences
+
+    plain, second = candidate(1, Stage.DEPTH, 0.5), candidate(2, Stage.DEPTH, 0.6)
+    assert chosen(plain, second, cost=linear) == [1, 2]
+    assert chosen(plain, candidate(2, Stage.DEPTH, 0.6, guided=True), cost=linear) == [1]
+    pair = [candidate(i, Stage.DEPTH, 0.5, guided=True) for i in (1, 2)]
+    assert chosen(*pair, cost=linear) == [1, 2]  # 44 ms instead of 56
+
+
+def test_guidance_costs_the_codec_nothing() -> None:
+    def codec(stage: Stage, sequences: int, length: int) -> float:
+        return {1: 0.020, 2: 0.030, 4: 0.090}[sequences]
+
+    pair = [candidate(i, Stage.CODEC, 0.5, 4, guided=True) for i in (1, 2)]
+    assert chosen(*pair, cost=codec) == [1, 2]
 
 
 def test_a_mate_does_not_join_where_that_breaks_a_deadline() -> None:
@@ -148,6 +217,15 @@ def test_with_time_those_one_stage_behind_are_brought_up_first() -> None:
 
 def test_nobody_waits_for_mates_without_time() -> None:
     assert chosen(candidate(1, Stage.DEPTH, 0.040), candidate(2, Stage.DECODE, 0.6)) == [1]
+
+
+def test_nobody_waits_for_a_mate_who_saves_little() -> None:
+    """One in a depth step takes 20 ms, two 37: not a tenth less than 40."""
+
+    def depth(stage: Stage, batch: int, length: int) -> float:
+        return 0.003 + 0.017 * batch if stage is Stage.DEPTH else 0.010
+
+    assert chosen(candidate(1, Stage.DEPTH, 0.5), candidate(2, Stage.DECODE, 0.6), cost=depth) == [1]
 
 
 def test_nobody_waits_for_a_stream_that_is_over() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.chunking import LADDER, expected, fitting, goal, seconds, sendable
+from engine.chunking import LADDER, expected, fitting, goal, largest, seconds, sendable
 
 CODEC = {1: 0.010, 2: 0.012, 4: 0.016, 8: 0.024, 16: 0.040}
 FRAME = 0.020
@@ -17,6 +17,32 @@ def test_chunks_grow_1_2_4_8_16_and_stay_there() -> None:
 )
 def test_a_partial_chunk_is_the_largest_ladder_size_that_is_filled(frames: int, size: int) -> None:
     assert fitting(frames) == size
+
+
+def test_no_chunk_is_larger_than_the_largest() -> None:
+    assert [goal(chunks, 4) for chunks in range(5)] == [1, 2, 4, 4, 4]
+    assert [fitting(frames, 4) for frames in (1, 3, 4, 16, 99)] == [1, 2, 4, 4, 4]
+    assert sendable(16, 4, 9.0, FRAME, CODEC) == 4
+    assert sendable(16, 4, -1.0, FRAME, CODEC) == 4
+
+
+def test_chunks_grow_as_far_as_one_step_may_take() -> None:
+    """A call of 6 ms and 15.5 ms a frame: 4 frames take 68 ms, 8 take 130."""
+    codec = {size: 0.006 + 0.0155 * size for size in LADDER}
+    assert [largest(codec, most) for most in (0.037, 0.067, 0.069, 0.100)] == [2, 2, 4, 4]
+
+
+def test_chunks_grow_as_far_as_that_pays() -> None:
+    """Per frame 8.2, 6.4, 5.4, 4.8 and 4.4 ms: each size is at least 5 % cheaper than the one before."""
+    codec = {1: 0.0082, 2: 0.0128, 4: 0.0216, 8: 0.0384, 16: 0.0704}
+    assert largest(codec, 0.100) == 16
+    assert largest({**codec, 16: 2 * 0.0384 * 0.96}, 0.100) == 8
+    assert largest({**codec, 4: 2 * 0.0128}, 0.100) == 2
+    assert largest({size: 0.0082 * size for size in LADDER}, 0.100) == 1
+
+
+def test_the_smallest_chunk_may_take_longer() -> None:
+    assert largest({size: 0.200 + 0.001 * size for size in LADDER}, 0.100) == 1
 
 
 def test_work_is_missing_frames_and_the_codec() -> None:

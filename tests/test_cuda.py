@@ -10,6 +10,7 @@ from engine import models
 from engine.core import Limits, Request
 from engine.executor import Executor
 from engine.messages import EMBEDDED_VOICE
+from engine.sampling import Filter, draw
 
 pytestmark = [
     pytest.mark.cuda,
@@ -39,3 +40,13 @@ def test_bfloat16_speaks() -> None:
     for codes, audio in spoken("cuda", torch.bfloat16):
         assert len({tuple(frame) for frame in codes}) > 10
         assert 0.01 < audio.square().mean().sqrt() < 0.5
+
+
+def test_a_broken_row_draws_0_there_too() -> None:
+    """The search for a NaN must end where it ends on the CPU."""
+    logits = torch.zeros(2, 500)
+    logits[0, 7] = torch.nan
+    logits[1, 3] = 50.0
+    filter = Filter.of([1.0] * 2, [0] * 2, [1.0] * 2)
+    rows = replace(filter, **{name: getattr(filter, name).cuda() for name in ("temperature", "last", "top_p")})
+    assert draw(logits.cuda(), rows, torch.full((2,), 0.9, dtype=torch.float64).cuda()).tolist() == [0, 3]

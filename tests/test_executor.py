@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from lockstep import Ask, lockstep, wave
+from lockstep import Ask, Said, lockstep, wave
 from safetensors.torch import load_file
 
 from engine import models
+from engine.batch import TOKENS, bucket
 from engine.core import Limits, Reference, Request
 from engine.executor import Executor
 from engine.messages import EMBEDDED_VOICE
@@ -19,6 +20,9 @@ CPU = torch.device("cpu")
 TINY_LIMITS = Limits(num_slots=8, num_pages=8 * 16, page_size=16)
 MINI_LIMITS = Limits(num_slots=8, num_pages=8 * 64, page_size=16)
 SHAPE_FOUR = replace(MINI_LIMITS, batches=(4,))
+MINI_FRAMES = (8, 27, 25)
+"""Frames until the embedded voice ends by itself. The last sentence's expected codes stop one frame earlier: in that
+frame one code wins by 1e-4 only, and another implementation may choose another."""
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +107,7 @@ def test_end_of_speech_comes_where_the_fixture_has_it(tiny: Model) -> None:
 
 def test_codes_are_bit_equal_whatever_the_neighbours(mini: Model) -> None:
     """Within one ladder shape: alone in it, with neighbours, in another place, after other owners of its slot."""
-    ask = mini_ask(mini, "The same words, whoever else is speaking.", temperature=0.8, depth_temperature=0.8, seed=5)
+    ask = same_words(mini)
     others = [
         mini_ask(mini, "A neighbour.", temperature=0.0, depth_temperature=0.0),
         mini_ask(mini, "Somebody else, at some length, with other settings.", top_k=5, top_p=0.7, seed=6),
@@ -118,6 +122,41 @@ def test_codes_are_bit_equal_whatever_the_neighbours(mini: Model) -> None:
         assert together[place].pcm == alone.pcm
     (elsewhere,) = lockstep(executor, SHAPE_FOUR, [ask], frames=24, first_slot=8)
     assert elsewhere.codes == alone.codes
+
+
+def same_words(mini: Model) -> Ask:
+    return mini_ask(mini, "The same words, whoever else is speaking.", temperature=0.8, depth_temperature=0.8, seed=5)
+
+
+def test_codes_are_bit_equal_beside_a_text_of_other_buckets(mini: Model) -> None:
+    """43 tokens alone are padded to 64 and look at 4 pages; beside 282, to 512 and 256, and they look at up to 32."""
+    ask, long = same_words(mini), mini_ask(mini, "Somebody else, who goes on and on. " * 8, top_k=5, top_p=0.7, seed=6)
+    assert [bucket(prompt.length, TOKENS) for prompt, _ in (ask, long)] == [64, 512]
+    executor = Executor(mini, SHAPE_FOUR)
+    (alone,) = lockstep(executor, SHAPE_FOUR, [ask], frames=24)
+    for together in (lockstep(executor, SHAPE_FOUR, [ask, long], frames=24)[0], beside(executor, long, ask)):
+        assert together.codes == alone.codes
+        assert together.pcm == alone.pcm
+
+
+def beside(executor: Executor, other: Ask, ask: Ask) -> Said:
+    return lockstep(executor, SHAPE_FOUR, [other, ask], frames=24)[1]
+
+
+def test_codes_are_bit_equal_beside_a_guided_request(tiny: Model) -> None:
+    """Whose second sequence doubles the backbone's batch."""
+    limits, sampling = replace(TINY_LIMITS, batches=(4,)), replace(tiny.spec.sampling, seed=5)
+    plain = tiny.prompt(Request("hello there", sampling)), sampling
+    guided = tiny.prompt(Request("hello there my friend", sampling, instruction="a warm calm voice")), sampling
+    assert [len(prompt.rows) for prompt, _ in (plain, guided)] == [1, 2]
+    executor = Executor(tiny, limits)
+    alone = [lockstep(executor, limits, [ask], frames=24)[0] for ask in (plain, guided)]
+    assert len({tuple(frame) for frame in alone[0].codes}) > 12
+    for order in ((0, 1), (1, 0)):
+        together = lockstep(executor, limits, [(plain, guided)[i] for i in order], frames=24)
+        for i, said in zip(order, together, strict=True):
+            assert said.codes == alone[i].codes, order
+            assert said.pcm == alone[i].pcm
 
 
 def test_a_slot_starts_anew_with_each_owner(mini: Model) -> None:
@@ -135,11 +174,9 @@ def test_what_belongs_to_nobody_reaches_nobody(mini: Model) -> None:
     ask = mini_ask(mini, "Untouched.")
     clean = lockstep(Executor(mini, SHAPE_FOUR), SHAPE_FOUR, [ask], frames=10)
     poisoned = Executor(mini, SHAPE_FOUR)
-    own = 1 + SHAPE_FOUR.num_pages // SHAPE_FOUR.num_slots
     kv, codec = poisoned.state.kv, poisoned.state.codec
     for pages in (kv.keys, kv.values):
         pages.fill_(float("nan"))
-        assert pages.shape[1] > own
     for tensor in vars_of(codec):
         if tensor.is_floating_point():
             tensor.fill_(float("nan"))
@@ -164,13 +201,13 @@ def test_the_embedded_voice_says_what_its_card_measured(mini: Model) -> None:
     expected = load_file(GOLDEN / "breeze-mini.safetensors")
     executor = Executor(mini, MINI_LIMITS)
     for i in range(3):
-        codes, audio = expected[f"{i}.codes"], expected[f"{i}.wav"].flatten()
+        codes, audio = expected[f"{i}.codes"].tolist(), expected[f"{i}.wav"]
         sampling = replace(
             mini.spec.sampling, temperature=0.0, depth_temperature=0.0, repetition_penalty=1.0, min_frames=0
         )
         prompt = mini.prompt(Request(bytes(expected[f"{i}.text"].tolist()).decode(), sampling))
-        (said,) = lockstep(executor, MINI_LIMITS, [(prompt, sampling)], frames=len(codes))
-        assert said.codes == codes.tolist(), i
-        assert said.ended_at == (len(codes) if i < 2 else None)  # the third was recorded up to 24 frames
-        error = torch.from_numpy(wave(said)).sub(audio[: len(said.pcm)]).abs().max().item()
+        (said,) = lockstep(executor, MINI_LIMITS, [(prompt, sampling)], frames=MINI_FRAMES[i])
+        assert said.codes[: len(codes)] == codes, i
+        assert said.ended_at == MINI_FRAMES[i]
+        error = torch.from_numpy(wave(said)[: len(audio)]).sub(audio).abs().max().item()
         assert error <= 5e-5 + 1 / 32767

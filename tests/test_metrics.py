@@ -17,6 +17,12 @@ def test_the_missing_buffer_is_the_largest_lateness() -> None:
     assert missing_seconds([]) == 0.0
 
 
+def test_what_plays_later_misses_less() -> None:
+    arrivals = [(1.0, 0.08), (1.10, 0.16)]
+    assert missing_seconds(arrivals, first_at=1.015) == pytest.approx(0.005)
+    assert missing_seconds(arrivals, first_at=1.03) == 0.0
+
+
 def test_quantiles_are_nearest_ranks() -> None:
     values = [float(value) for value in range(1, 101)]
     assert quantile(values, 0.5) == 51.0
@@ -41,7 +47,7 @@ def test_a_snapshot_names_every_count_and_the_measures_seen() -> None:
     values = metrics.snapshot()
     assert values["chunks_total"] == 1.0
     assert values["device_busy_seconds_total"] == 0.25
-    assert values["underruns_total"] == 0.0
+    assert values["requests_refused_total"] == 0.0
     assert values["ttfa_seconds_count"] == 3.0
     assert values["ttfa_seconds_sum"] == pytest.approx(0.6)
     assert values["ttfa_seconds_p50"] == 0.2

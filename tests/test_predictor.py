@@ -4,12 +4,16 @@ from math import inf
 
 import pytest
 
-from engine.core import Row, Stage, Step
+from engine.core import Limits, Row, Stage, Step
 from engine.predictor import FORGET_AFTER, MAX_JITTER, Playback, PlaybackClock, Predictor, Profile, prior
 
 
 def step(stage: Stage, batch: int = 1, length: int = 1) -> Step:
     return Step(stage, tuple(Row(number, (number + 1,), count=length) for number in range(batch)))
+
+
+def guided(stage: Stage, batch: int = 1, length: int = 1) -> Step:
+    return Step(stage, tuple(Row(number, (2 * number + 1, 2 * number + 2), count=length) for number in range(batch)))
 
 
 def seen(*observed: tuple[Step, float], profile: Profile | None = None) -> Predictor:
@@ -80,6 +84,28 @@ class TestCosts:
         assert seen((step(Stage.TEXT), 0.0)).predict(step(Stage.TEXT)) > 0
 
 
+class TestGuidance:
+    @pytest.mark.parametrize("stage", [Stage.PREFILL, Stage.DECODE, Stage.DEPTH])
+    def test_a_guided_request_costs_backbone_and_depth_two_sequences(self, stage: Stage) -> None:
+        predictor = seen((step(stage, 1), 0.020), (step(stage, 2), 0.030), (step(stage, 2), 0.030))
+        assert predictor.predict(guided(stage, 1)) == pytest.approx(0.030)
+        assert predictor.predict(step(stage, 1)) == pytest.approx(0.020)
+
+    @pytest.mark.parametrize("stage", [Stage.TEXT, Stage.CODEC])
+    def test_and_the_others_one(self, stage: Stage) -> None:
+        predictor = seen((step(stage, 1), 0.020), (step(stage, 2), 0.030), (step(stage, 2), 0.030))
+        assert predictor.predict(guided(stage, 1)) == pytest.approx(0.020)
+
+    def test_what_is_seen_of_it_is_not_believed_of_others(self) -> None:
+        predictor = seen((step(Stage.DEPTH), 0.020), *[(guided(Stage.DEPTH), 0.050)] * 2)
+        assert predictor.predict(guided(Stage.DEPTH)) == pytest.approx(0.050)
+        assert predictor.predict(step(Stage.DEPTH)) == pytest.approx(0.020)
+
+    def test_one_guided_row_pairs_the_whole_step(self) -> None:
+        mixed = Step(Stage.DEPTH, (Row(1, (1,)), Row(2, (2, 3)), Row(3, (4,))))
+        assert mixed.sequences == 6
+
+
 class TestProfile:
     DATA = {  # noqa: RUF012
         "voice": "small",
@@ -120,16 +146,31 @@ class TestProfile:
 
 
 class TestPace:
-    LIMITS = dict.fromkeys(Stage, 8)
+    LIMITS = Limits(max_batch=dict.fromkeys(Stage, 8), max_step_seconds=1.0)
 
     def test_a_frame_is_a_decode_and_a_depth_step_of_the_shared_batch(self) -> None:
         pace = Predictor().pace(3, self.LIMITS)
         assert pace.frame == pytest.approx(prior(Stage.DECODE, 3, 1) + prior(Stage.DEPTH, 3, 1))
         assert pace.codec[16] == pytest.approx(prior(Stage.CODEC, 3, 16))
 
+    def test_guided_streams_make_frames_of_two_sequences_each(self) -> None:
+        pace = Predictor().pace(3, self.LIMITS, guided=True)
+        assert pace.frame == pytest.approx(prior(Stage.DECODE, 6, 1) + prior(Stage.DEPTH, 6, 1))
+        assert pace.codec[16] == pytest.approx(prior(Stage.CODEC, 3, 16))
+
     def test_more_streams_than_a_batch_holds_take_turns(self) -> None:
         full, double = Predictor().pace(8, self.LIMITS), Predictor().pace(9, self.LIMITS)
         assert double.depth == pytest.approx(2 * full.depth)
+
+    def test_so_do_more_than_one_step_has_time_for(self) -> None:
+        """Four chunks of 16 would take 261 ms, two 133, one 69."""
+        pace = Predictor().pace(4, Limits(max_step_seconds=0.100))
+        assert pace.codec[16] == pytest.approx(4 * prior(Stage.CODEC, 1, 16))
+        assert pace.codec[4] == pytest.approx(prior(Stage.CODEC, 4, 4))  # 69 ms
+
+    def test_the_largest_chunk_is_judged_by_what_it_takes_alone(self) -> None:
+        assert Predictor().pace(8, Limits(max_step_seconds=0.100)).largest == 16
+        assert Predictor().pace(8, Limits(max_step_seconds=0.068)).largest == 8
 
 
 class TestPlaybackClock:

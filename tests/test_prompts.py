@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from engine.core import (
     SamplingParams,
     TextSegment,
 )
-from engine.models.breeze_tts_2 import LICENCE, Breeze, Layouts, load
+from engine.models import breeze_tts_2
+from engine.models.breeze_tts_2 import LICENCE, Breeze, Layouts, load, load_tokenizer, text_limit
 from engine.weights import CheckpointError
 
 GOLDEN = Path(__file__).parent / "golden" / "breeze"
@@ -140,8 +142,7 @@ def test_the_reference_carries_the_speaker_too(model: Breeze) -> None:
         (" \n\t ", "text must hold something to say"),
         ("a <|AUDIO|> b", r"text must not hold <\|AUDIO\|>"),
         ("<|audio_eos|>", r"text must not hold <\|audio_eos\|>"),
-        ("x" * 257, "text must have at most 256 characters, got 257"),
-        ("x" * 255, r"leave room for a frame within 256 positions, got 257 of them"),
+        ("x" * 128, "text must have at most 127 characters, got 128"),
         ("a\ud800b", r"text must be text that the voice can read, got '\\ud800'; take that out"),
     ],
 )
@@ -159,10 +160,48 @@ def test_bad_instruction_and_transcript(model: Breeze) -> None:
         model.prompt(Request("a", GREEDY, reference=Reference("", FRAMES)))
 
 
-def test_the_longest_prompt_leaves_room_for_one_frame(model: Breeze) -> None:
-    assert model.prompt(Request("x" * 253, GREEDY)).length == 255
-    with pytest.raises(RequestError, match="got 256 of them; send less text or a shorter reference"):
-        model.prompt(Request("x" * 254, GREEDY))
+def test_the_longest_prompt_leaves_room_for_its_speech(model: Breeze) -> None:
+    """12.5 frames a second, 12 characters a second: 123 characters take 129 of the 256 - 125 - 1 positions left."""
+    assert model.prompt(Request("x" * 123, GREEDY)).length == 125
+    problem = "prompt of 126 positions must leave room for its speech, about 130 frames, within 256 positions, got 129"
+    with pytest.raises(RequestError, match=problem):
+        model.prompt(Request("x" * 124, GREEDY))
+    assert model.prompt(Request("x" * 124, SamplingParams(max_frames=129))).length == 126, "more was not asked for"
+
+
+def test_an_instruction_and_a_reference_take_room_from_speech(model: Breeze) -> None:
+    text = "x" * 61
+    assert model.prompt(Request(text, GREEDY)).length == 63
+    long = Reference("good day to you", FRAMES * 25)
+    with pytest.raises(RequestError, match=r"about 64 frames, within 256 positions, got [1-5][0-9]; send less text"):
+        model.prompt(Request(text, GREEDY, reference=long))
+    with pytest.raises(
+        RequestError, match=r"of 192 positions .* about 64 frames, within 256 positions, got 63; send less"
+    ):
+        model.prompt(Request(text, GREEDY, instruction="z" * 127))
+    with pytest.raises(RequestError, match="about 1 frames, within 256 positions, got 0"):
+        model.prompt(Request("x", SamplingParams(max_frames=1), reference=Reference("b", FRAMES * 51)))
+
+
+def test_the_stated_limit_is_that_of_the_speech_that_fits() -> None:
+    """Bytes: 1 token and 12.5 / 12 frames a character. The tag is dropped, <bos> and <eos> stay."""
+    tokenizer = load_tokenizer(MINI / "tokenizer.json")
+
+    def limit(max_positions: int, max_frames: int, samples_per_frame: int = 1920) -> int:
+        sampling = SamplingParams(max_frames=max_frames)
+        spec = ModelSpec("", "", 24000, samples_per_frame, 16, max_positions, frozenset(Mode), sampling)
+        return text_limit(spec, tokenizer)
+
+    assert limit(1024, 375) == 360, "375 frames of 80 ms at 12 characters a second"
+    assert limit(1024, 1500) == int((1024 - 4) / (1 + 12.5 / 12))
+    assert limit(100_000, 100_000) == 2000
+    assert limit(1024, 375, samples_per_frame=960) == 180, "frames half as long"
+    assert limit(4, 375) == 1
+
+
+def test_a_limit_where_the_tokenizer_cannot_read_the_sample() -> None:
+    spec = ModelSpec("", "", 24000, 1920, 16, 64, frozenset({Mode.PLAIN}), GREEDY)
+    assert text_limit(spec, Tokenizer(models.BPE({"é": 0}, []))) == int((64 - 2) / (1 + 12.5 / 12))
 
 
 @pytest.mark.parametrize(
@@ -209,11 +248,12 @@ def test_specs(model: Breeze, mini: Breeze) -> None:
         max_positions=256,
         modes=frozenset(Mode),
         sampling=SamplingParams(repetition_penalty=1.1, max_frames=750),
-        max_text_chars=256,
+        max_text_chars=127,
     )
     assert mini.spec.licence == "apache-2.0"
     assert mini.spec.name == "breeze-mini"
     assert mini.spec.max_positions == 1024
+    assert mini.spec.max_text_chars == 360
     assert mini.spec.sampling == SamplingParams(
         temperature=0.3, depth_temperature=0.3, repetition_penalty=1.0, min_frames=3, max_frames=375
     )
@@ -275,14 +315,18 @@ def test_name_and_licence_of_the_folder(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "csm"}, r"expected a model_type of breeze, found 'csm'"),
-        ({"model_type": None}, r"expected a model_type of breeze, found None"),
+        ({"model_type": "csm"}, r"config\.json: model_type must be one of breeze, found 'csm'"),
+        ({"model_type": None}, r"config\.json: model_type must be one of breeze, found None"),
+        ({"model_type": ["breeze"]}, r"config\.json: model_type must be a string, found \['breeze'\]"),
         ({"backbone_model_type": "llama"}, "backbone_model_type must be 'qwen3', found 'llama'"),
         ({"codebook_eos_token_id": 1}, "codebook_eos_token_id must be 0, found 1"),
-        ({"backbone_config": None}, "configs hold a wrong value"),
+        ({"backbone_config": None}, r"config\.json: backbone_config must be an object, found None"),
         ({"num_codebooks": 8}, r"must agree on number of codebooks, found \(8, 16, 16\)"),
         ({"hidden_size": 65}, "must agree on backbone width"),
-        ({"codec_config": {}}, "configs lack 'codebook_size'"),
+        (
+            {"codec_config": {}},
+            r"config\.json: codec_config: codebook_size must be an integer from 1 to \d+, found nothing",
+        ),
     ],
 )
 def test_a_foreign_or_contradictory_config(copy: Path, change: dict[str, object], message: str) -> None:
@@ -303,8 +347,77 @@ def test_missing_and_damaged_files(copy: Path, name: str) -> None:
 
 def test_a_generation_default_out_of_range(copy: Path) -> None:
     edit(copy / "generation_config.json", temperature=-1)
-    with pytest.raises(CheckpointError, match=r"wrong value \(temperature must be from 0.0 to 10.0, got -1\)"):
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: temperature must be a number from 0 to"):
         voices.load(copy, device=CPU, dtype=torch.float32)
+
+
+def put(file: Path, keys: str, value: object) -> None:
+    """Sets the value at the dotted keys."""
+    config = json.loads(file.read_text())
+    *path, last = keys.split(".")
+    inner = config
+    for key in path:
+        inner = inner[key]
+    inner[last] = value
+    file.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "value", "expected"),
+    [
+        ("config", "backbone_config.intermediate_size", "96", "an integer from 1 to 16777216, found '96'"),
+        ("config", "backbone_config.hidden_size", -64, "an integer from 1 to 16777216, found -64"),
+        ("config", "backbone_config.rope_theta", None, "a number from 1 to 1e+30, found None"),
+        ("config", "backbone_config.head_dim", 15, "even, since rotation turns pairs of channels, found 15"),
+        ("config", "backbone_config.num_hidden_layers", 10**9, "an integer from 1 to 1024, found 1000000000"),
+        ("config", "backbone_config.max_position_embeddings", 0, "an integer from 1 to 16777216, found 0"),
+        ("config", "text_encoder_config.rms_norm_eps", "small", "a number from 0 to 1e+30, found 'small'"),
+        ("config", "text_encoder_config.num_key_value_heads", 3, "a divisor of num_attention_heads = 4, found 3"),
+        ("config", "text_encoder_config.query_pre_attn_scalar", 0, "a number from 1e-12 to 1e+30, found 0"),
+        ("config", "text_encoder_config.layer_types", "full_attention", "a list of full_attention, sliding_attention"),
+        ("config", "text_encoder_config.rope_parameters.full_attention", [], "an object, found []"),
+        ("config", "depth_decoder_config.num_codebooks", 1, "an integer from 2 to 1024, found 1"),
+        ("config", "depth_decoder_config.num_attention_heads", True, "an integer from 1 to 16777216, found True"),
+        ("config", "vocab_size", 36.0, "an integer from 1 to 16777216, found 36.0"),
+        ("config", "license", 5, "a string, found 5"),
+        ("audio_tokenizer/config", "output_sample_rate", 0, "an integer from 8000 to 192000, found 0"),
+        ("audio_tokenizer/config", "decoder_config.upsample_rates", 8, "a list of integers from 1 to 1024, found 8"),
+        ("audio_tokenizer/config", "decoder_config.upsample_rates", [8, 0], "a list of integers from 1 to 1024"),
+        ("audio_tokenizer/config", "decoder_config.rms_norm_eps", float("nan"), "a number from 0 to 1e+30, found nan"),
+        ("audio_tokenizer/config", "decoder_config.decoder_dim", 2, "an integer from 16 to 16777216, found 2"),
+        ("generation_config", "top_k", 1.5, "an integer from 0 to 2147483647, found 1.5"),
+        ("generation_config", "do_sample", "no", "true or false, found 'no'"),
+    ],
+)
+def test_a_wrong_setting_is_named(copy: Path, file: str, keys: str, value: object, expected: str) -> None:
+    put(copy / f"{file}.json", keys, value)
+    with pytest.raises(CheckpointError) as caught:
+        voices.load(copy, device=CPU, dtype=torch.float32)
+    assert f"{copy / file}.json: {keys.replace('.', ': ')} must be {expected}" in str(caught.value)
+
+
+def settings(value: object, path: str = "") -> Iterator[str]:
+    """The dotted keys of everything in a JSON object."""
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        yield f"{path}{key}"
+        yield from settings(inner, f"{path}{key}.")
+
+
+@pytest.mark.parametrize("file", ["config", "audio_tokenizer/config", "generation_config"])
+@pytest.mark.parametrize("wrong", ["x", 0, 10**40], ids=str)
+def test_whatever_is_wrong_is_one_error(copy: Path, file: str, wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each setting in turn, without the tensors. What is not read, or what may be so, does no harm."""
+    tokenizer = load_tokenizer(copy / "tokenizer.json")
+    monkeypatch.setattr(breeze_tts_2, "load_tokenizer", lambda file: tokenizer)
+    monkeypatch.setattr(breeze_tts_2, "stored", lambda folder: {})
+    monkeypatch.setattr(breeze_tts_2, "load_weights", lambda module, tensors, **_: module)
+    path = copy / f"{file}.json"
+    good = path.read_text()
+    for keys in settings(json.loads(good)):
+        put(path, keys, wrong)
+        with suppress(CheckpointError, RequestError):
+            voices.load(copy, device=CPU, dtype=torch.float32).prompt(Request("hello there", GREEDY))
+        path.write_text(good)
 
 
 def test_a_tokenizer_of_another_model(copy: Path) -> None:

@@ -57,8 +57,14 @@ def test_constants_exist_under_the_meta_device() -> None:
     ("config", "message"),
     [
         ({"rope_theta": 1e4, "rope_scaling": {"type": "yarn"}}, "one of default, linear, llama3, found 'yarn'"),
-        ({"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear"}}, "linear needs factor"),
-        ({}, "default needs rope_theta"),
+        ({"rope_theta": None}, "rope_theta must be a number from 1 to 1e.30, found None"),
+        ({"rope_theta": 1e4, "rope_scaling": "llama3"}, "rope_scaling must be an object, found 'llama3'"),
+        ({"rope_theta": 1e4, "rope_scaling": LLAMA3 | {"high_freq_factor": 0.0}}, "high_freq_factor must be above low"),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear"}},
+            "rotary config: factor must be a number from 1e-12 to 1e.30, found nothing",
+        ),
+        ({}, "rope_theta must be a number from 1 to 1e.30, found nothing"),
     ],
 )
 def test_what_it_cannot_do_is_named(config: dict[str, object], message: str) -> None:

@@ -1,6 +1,8 @@
 """The engine through its handle: audio, cancel, refusals, and the death of its process."""
 
 import multiprocessing
+import os
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +11,24 @@ from queue import Queue
 import numpy as np
 import pytest
 
-from engine.core import Chunk, ErrorCode, Failed, Finished, FinishReason, Output, Request
-from engine.messages import RuntimeConfig
+from engine import link
+from engine import runtime as runtimes
+from engine.clock import MonotonicClock
+from engine.core import (
+    Chunk,
+    ErrorCode,
+    Failed,
+    Finished,
+    FinishReason,
+    Limits,
+    Mode,
+    ModelSpec,
+    Output,
+    Playhead,
+    Request,
+    SamplingParams,
+)
+from engine.messages import Ready, RuntimeConfig
 from engine.runtime import EngineError, Runtime
 
 TEXT = "Good morning, how can I help you today?"
@@ -80,7 +98,7 @@ def test_a_caller_that_stops_listening_cancels(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("", "something to say"), ("   ", "something to say"), ("a" * 5000, "1024"), ("<|AUDIO|>", "AUDIO")],
+    [("", "something to say"), ("   ", "something to say"), ("a" * 5000, "360"), ("<|AUDIO|>", "AUDIO")],
 )
 def test_text_that_cannot_be_spoken_fails_with_a_reason(runtime: Runtime, text: str, says: str) -> None:
     (failed,) = runtime.stream(ask(runtime, text))
@@ -104,6 +122,91 @@ def test_many_at_once_all_end(runtime: Runtime) -> None:
 
     ids = {runtime.submit(ask(runtime, f"Number {i}.", max_frames=12), deliver) for i in range(20)}
     assert {ends.get(timeout=120).request_id for _ in ids} == ids
+
+
+@pytest.mark.parametrize("text", [123, None, ["a"], "\ud800"])
+def test_a_malformed_request_is_its_own_failure(runtime: Runtime, text: object) -> None:
+    (failed,) = runtime.stream(ask(runtime, text))  # type: ignore[arg-type]
+    assert isinstance(failed, Failed)
+    assert failed.code is ErrorCode.BAD_REQUEST
+    assert runtime.snapshot()["engine_up"] == 1
+
+
+def test_a_deliver_that_raises_harms_nobody_else(runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
+    def deliver(output: Output) -> None:
+        raise OSError("a caller's own trouble")
+
+    outputs: Queue[Output] = Queue()
+    runtime.submit(ask(runtime, TEXT), deliver)
+    runtime.submit(ask(runtime, TEXT), outputs.put)
+    assert isinstance(last_word(outputs), Finished)
+    assert runtime.snapshot()["engine_up"] == 1
+    assert "a caller could not take its output" in caplog.text
+
+
+def test_a_storm_from_many_threads_ends_every_request_once(runtime: Runtime) -> None:
+    """Submits, bad texts, cancels and playheads in both directions at once: the pipe must not lock up."""
+    ends: Queue[int] = Queue()
+    ids: Queue[int] = Queue()
+
+    def deliver(output: Output) -> None:
+        if not isinstance(output, Chunk):
+            ends.put(output.request_id)
+
+    def storm(seed: int) -> None:
+        for i in range(150):
+            text = "" if i % 3 else f"{seed} {i}."
+            request_id = runtime.submit(ask(runtime, text, max_frames=4), deliver)
+            ids.put(request_id)
+            runtime.playhead(Playhead(request_id, 0, 0.0))
+            if i % 2:
+                runtime.cancel(request_id)
+
+    threads = [threading.Thread(target=storm, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "a submit must never wait for the engine"
+    asked = sorted(ids.get() for _ in range(600))
+    assert sorted(ends.get(timeout=60) for _ in asked) == asked
+    assert ends.empty()
+
+
+def test_everything_is_given_back(runtime: Runtime) -> None:
+    """Also what was cancelled at any moment of its life: as text, in prefill, between frames, in audio."""
+    outputs: Queue[Output] = Queue()
+    for pause in (0.0, 0.005, 0.02, 0.04, 0.08, 0.16, 0.32):
+        request_id = runtime.submit(ask(runtime, TEXT * 4), outputs.put)
+        threading.Event().wait(pause)  # the moment at which it is cancelled is the point
+        runtime.cancel(request_id)
+        assert isinstance(last_word(outputs), Finished)
+    *_, end = runtime.stream(ask(runtime, "And on.", max_frames=8))
+    assert isinstance(end, Finished)
+    free = {"slots_free": runtime.limits.num_slots, "pages_free": runtime.limits.num_pages, "open_requests": 0}
+    for _ in range(100):
+        if free.items() <= runtime.snapshot().items():
+            return
+        threading.Event().wait(0.05)  # the engine tells when it has nothing left to do
+    assert free.items() <= runtime.snapshot().items()
+
+
+def test_ttfa_counts_from_the_call_of_submit(runtime: Runtime) -> None:
+    clock = MonotonicClock()
+    first: Queue[float] = Queue()
+    ends: Queue[Output] = Queue()
+
+    def deliver(output: Output) -> None:
+        first.put(clock.now()) if isinstance(output, Chunk) else ends.put(output)
+
+    before = clock.now()
+    runtime.submit(ask(runtime, TEXT, max_frames=3), deliver)
+    after = clock.now()
+    end = ends.get(timeout=60)
+    assert isinstance(end, Finished)
+    assert before <= end.stats.submitted_at <= after
+    assert end.stats.first_chunk_at is not None
+    assert end.stats.first_chunk_at <= first.get()
 
 
 def test_death_of_the_engine_is_told_and_mended() -> None:
@@ -149,6 +252,62 @@ def test_close_without_grace_tells_the_running() -> None:
     end = last_word(outputs)
     assert isinstance(end, Failed)
     assert end.code is ErrorCode.CLOSED
+
+
+def test_close_ends_an_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "KILL_SECONDS", 0.2)
+    before = set(multiprocessing.active_children())
+    runtime = Runtime.start(RuntimeConfig(device="cpu"))
+    (engine,) = set(multiprocessing.active_children()) - before
+    assert engine.pid is not None
+    outputs: Queue[Output] = Queue()
+    runtime.submit(ask(runtime, TEXT * 5), outputs.put)
+    os.kill(engine.pid, signal.SIGSTOP)
+    runtime.close()
+    end = last_word(outputs)
+    assert isinstance(end, Failed)
+    assert end.code is ErrorCode.CLOSED
+
+
+class DyingLink:
+    """An engine that loads and then dies, as often as it is started; `broken`: from then on it does not even load."""
+
+    started = 0
+    broken: int | None = None
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        DyingLink.started += 1
+
+    def ready(self) -> Ready:
+        if DyingLink.broken is not None and DyingLink.started > DyingLink.broken:
+            raise EngineError("its folder is gone")
+        spec = ModelSpec("dying", "none", 24000, 1920, 16, 100, frozenset({Mode.PLAIN}), SamplingParams())
+        return Ready(spec, Limits(), "nothing")
+
+    def receive(self) -> Output:
+        raise EOFError
+
+    def send(self, message: object) -> None: ...
+    def release(self) -> None: ...
+    def end(self) -> None: ...
+
+
+@pytest.mark.parametrize(("broken", "starts", "says"), [(None, 4, "4 times in a row"), (1, 2, "its folder is gone")])
+def test_an_engine_that_keeps_dying_stays_down_and_says_so(
+    broken: int | None, starts: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtimes, "Link", DyingLink)
+    monkeypatch.setattr(runtimes, "BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(DyingLink, "started", 0)
+    monkeypatch.setattr(DyingLink, "broken", broken)
+    with Runtime.start() as runtime:
+        runtime._reader.join(timeout=10)
+        assert DyingLink.started == starts
+        (failed,) = runtime.stream(ask(runtime))
+        assert isinstance(failed, Failed)
+        assert (failed.code, failed.retry_after) == (ErrorCode.ENGINE_DIED, None)
+        assert says in failed.message
+        assert runtime.snapshot()["engine_up"] == 0
 
 
 def test_a_foreign_folder_is_one_clear_error(tmp_path: Path) -> None:

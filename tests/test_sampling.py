@@ -17,7 +17,7 @@ from engine.core import SamplingParams
 from engine.sampling import Filter, SamplingState, draw, guide, penalise, probabilities, uniforms
 
 GOLDEN = Path(__file__).parent / "golden" / "breeze" / "expected_model.safetensors"
-INF = float("inf")
+INF, NAN = float("inf"), float("nan")
 
 
 @pytest.fixture(autouse=True)
@@ -135,14 +135,40 @@ def test_greedy_is_the_best_whatever_else_is_set() -> None:
     assert torch.equal(draw(logits, filter, torch.linspace(0.01, 0.99, 5).double()), logits.argmax(-1))
 
 
-def test_a_broken_row_gives_an_id_and_stops_nobody() -> None:
-    for top_p in (1.0, 0.9):
-        logits = random(2, 6)
-        want = draw(logits, Filter.of([1.0] * 2, [3] * 2, [top_p] * 2), torch.tensor([0.4, 0.4]).double())
-        logits[0] = torch.nan
-        got = draw(logits, Filter.of([1.0] * 2, [3] * 2, [top_p] * 2), torch.tensor([0.4, 0.4]).double())
-        assert 0 <= got[0] < 6
-        assert got[1] == want[1]
+BROKEN = {
+    "nan": [NAN] * 6,
+    "one nan": [1.0, 2.0, NAN, 0.0, -INF, 3.0],
+    "inf": [1.0, INF, 2.0, 0.0, 0.0, INF],
+    "nothing": [-INF] * 6,
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 3, 1.0), (1.0, 3, 0.9), (0.5, 0, 1.0), (0.0, 0, 1.0)]
+)
+def test_a_broken_row_gives_0_and_stops_nobody(
+    broken: list[float], temperature: float, top_k: int, top_p: float
+) -> None:
+    """The last id ends speech, so a search that finds nothing must not come to rest there."""
+    filter, uniform = Filter.of([temperature] * 2, [top_k] * 2, [top_p] * 2), torch.tensor([0.4, 0.9]).double()
+    logits = random(2, 6)
+    want = draw(logits, filter, uniform)
+    logits[0] = torch.tensor(broken)
+    assert draw(logits, filter, uniform).tolist() == [0, want[1]]
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-5, 0.9e-3])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    logits = random(5, 60) * 100
+    filter = Filter.of([temperature] * 5, [0] * 5, [1.0] * 5)
+    assert torch.equal(draw(logits, filter, torch.linspace(0.01, 0.99, 5).double()), logits.argmax(-1))
+
+
+def test_the_least_temperature_draws_what_greedy_does() -> None:
+    logits = random(5, 60) * 1e4
+    filter = Filter.of([1e-3] * 5, [0] * 5, [1.0] * 5)
+    assert torch.equal(draw(logits, filter, torch.linspace(0.01, 0.99, 5).double()), logits.argmax(-1))
 
 
 SETTINGS = [
@@ -243,7 +269,7 @@ def state() -> SamplingState:
 def test_rows_have_their_slots_settings(state: SamplingState) -> None:
     state.set(1, SamplingParams(temperature=0.5, top_k=7, depth_top_p=0.8, seed=9, min_frames=3), cfg_scale=4.0)
     state.set(2, SamplingParams(temperature=0.0, depth_temperature=0.25, repetition_penalty=1.1, seed=2**63 - 1))
-    rows = state.rows(torch.tensor([2, 1, 0]))
+    rows = state.rows([2, 1, 0])
     assert rows.first.temperature.flatten().tolist() == [1.0, 0.5, 1.0]
     assert rows.first.last.flatten().tolist() == [0, 6, 0]
     assert rows.depth.temperature.flatten().tolist() == pytest.approx([0.25, 0.9, 1.0])
@@ -254,33 +280,36 @@ def test_rows_have_their_slots_settings(state: SamplingState) -> None:
     assert rows.min_frames.tolist() == [0, 3, 0]
 
 
-def test_flags_follow_all_slots(state: SamplingState) -> None:
-    slots = torch.tensor([3])
+def flags(state: SamplingState, *slots: int) -> tuple[int, bool, int, bool, bool, bool]:
     rows = state.rows(slots)
-    assert (rows.first.max_top_k, rows.first.any_top_p, rows.any_penalty, rows.any_min_frames) == (
-        1,
-        False,
-        False,
-        False,
-    )
+    first, depth = rows.first, rows.depth
+    return (first.max_top_k, first.any_top_p, depth.max_top_k, depth.any_top_p, rows.any_penalty, rows.any_min_frames)
+
+
+def test_flags_are_those_of_the_rows_alone(state: SamplingState) -> None:
+    """What a request needs costs nobody anything once it is not in the batch."""
+    quick = (1, False, 1, False, False, False)
+    assert flags(state, 3) == quick
     state.set(1, SamplingParams(top_k=7, top_p=0.5, repetition_penalty=1.1, min_frames=1))
-    rows = state.rows(slots)
-    assert (rows.first.max_top_k, rows.first.any_top_p, rows.any_penalty, rows.any_min_frames) == (7, True, True, True)
-    assert (rows.depth.max_top_k, rows.depth.any_top_p) == (50, False)
+    state.set(2, SamplingParams(top_k=9, depth_top_k=3, depth_top_p=0.5))
+    assert flags(state, 3) == quick
+    assert flags(state, 0, 1) == (7, True, 50, False, True, True)
+    assert flags(state, 2) == (9, False, 3, True, False, False)
+    assert flags(state, 1, 2, 3) == (9, True, 50, True, True, True)
     state.set(1, SamplingParams(temperature=0.0, top_k=7, top_p=0.5))
-    assert (state.rows(slots).first.max_top_k, state.rows(slots).first.any_top_p) == (1, False)
+    assert flags(state, 1) == (1, False, 50, False, False, False)
 
 
 def test_a_new_request_has_seen_nothing(state: SamplingState) -> None:
     state.seen[torch.tensor([1, 2]), torch.tensor([5, 6])] = True
     state.set(1, SamplingParams())
-    assert state.rows(torch.tensor([1, 2])).seen.nonzero().tolist() == [[1, 6]]
+    assert state.rows([1, 2]).seen.nonzero().tolist() == [[1, 6]]
 
 
 def test_a_states_rows_draw_as_the_settings_say(state: SamplingState) -> None:
     params = SamplingParams(temperature=0.6, top_k=4, depth_temperature=1.2, depth_top_k=0, depth_top_p=0.9)
     state.set(1, params)
-    rows, logits = state.rows(torch.tensor([1, 0])), random(2, 36)
+    rows, logits = state.rows([1, 0]), random(2, 36)
     torch.testing.assert_close(
         probabilities(logits, rows.first)[:1], probabilities(logits[:1], Filter.of([0.6], [4], [1.0]))
     )

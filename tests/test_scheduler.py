@@ -21,6 +21,7 @@ from engine.core import (
     Playhead,
     Prompt,
     PromptRow,
+    Refused,
     SamplingParams,
     Stage,
     Step,
@@ -38,16 +39,33 @@ COSTS = {Stage.TEXT: 0.010, Stage.PREFILL: 0.010, Stage.DECODE: 0.005, Stage.DEP
 class Fixed(Predictor):
     """Knows what steps cost."""
 
-    def cost(self, stage: Stage, batch: int, length: int = 1) -> float:
+    def cost(self, stage: Stage, sequences: int, length: int = 1) -> float:
+        return COSTS[stage]
+
+
+class Affine(Predictor):
+    """A codec of 6 ms and 15.5 ms a frame, a prefill of 10 ms and 0.7 ms a position, for each sequence."""
+
+    def cost(self, stage: Stage, sequences: int, length: int = 1) -> float:
+        match stage:
+            case Stage.CODEC:
+                return 0.006 + 0.0155 * sequences * length
+            case Stage.PREFILL:
+                return 0.010 + 0.0007 * sequences * length
         return COSTS[stage]
 
 
 def submit(
-    request_id: int, tokens: int = 40, rows: int = 1, max_frames: int = 200, follows: int | None = None
+    request_id: int,
+    tokens: int = 40,
+    rows: int = 1,
+    max_frames: int = 200,
+    follows: int | None = None,
+    submitted_at: float | None = None,
 ) -> Submit:
     row = PromptRow((TextSegment((0,) * tokens),))
     sampling = SamplingParams(max_frames=max_frames)
-    return Submit(request_id, Prompt((row,) * rows), sampling, epoch=10 + request_id, follows=follows)
+    return Submit(request_id, Prompt((row,) * rows), sampling, 10 + request_id, follows, submitted_at)
 
 
 @dataclass
@@ -57,11 +75,12 @@ class Engine:
     limits: Limits = field(default_factory=lambda: Limits(num_slots=4, num_pages=400))
     frames: dict[int, int] = field(default_factory=dict)
     """Where each request ends; those not named are endless."""
+    predictor: Predictor = field(default_factory=Fixed)
     now: float = 100.0
     outputs: list[Output] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(SPEC, self.limits, Fixed())
+        self.scheduler = Scheduler(SPEC, self.limits, self.predictor)
 
     def submit(self, *submits: Submit) -> list[Output]:
         return [output for one in submits for output in self.scheduler.apply(one, self.now)]
@@ -88,7 +107,7 @@ class Engine:
     def step(self) -> Step | None:
         step = self.scheduler.plan(self.now)
         if step is not None:
-            self.now += COSTS[step.stage]
+            self.now += self.predictor.predict(step)
             self.outputs += self.scheduler.commit(step, self.result(step), self.now)
         return step
 
@@ -105,8 +124,17 @@ class Engine:
         while self.step() is not None or self.scheduler.wake_at is not None:
             self.now = max(self.now, self.scheduler.wake_at or 0.0)
 
+    def drain_until(self, kind: type[Output]) -> None:
+        """Run until there is such an output."""
+        while not any(isinstance(output, kind) for output in self.outputs):
+            assert self.step() is not None
+
     def chunks(self, request_id: int) -> list[Chunk]:
         return [c for c in self.outputs if isinstance(c, Chunk) and c.request_id == request_id]
+
+    def served(self) -> list[int]:
+        """Who was served to the end, in order."""
+        return [output.request_id for output in self.outputs if isinstance(output, Finished)]
 
     def end(self, request_id: int) -> Finished | Failed:
         (end,) = (o for o in self.outputs if not isinstance(o, Chunk) and o.request_id == request_id)
@@ -203,6 +231,29 @@ class TestOneRequest:
         assert stats.stage_seconds[Stage.DEPTH] == pytest.approx(0.045)
         assert stats.rtf == pytest.approx(0.100 / 0.24)
 
+    def test_it_counts_from_the_moment_at_which_its_caller_handed_it_in(self) -> None:
+        engine = Engine(frames={1: 3})
+        engine.submit(submit(1, submitted_at=99.5))
+        engine.drain()
+        end = engine.end(1)
+        assert isinstance(end, Finished)
+        assert end.stats.submitted_at == 99.5
+        assert end.stats.ttfa == pytest.approx(0.545)
+        values = engine.scheduler.snapshot()
+        assert values["ttfa_seconds_p50"] == pytest.approx(0.545)
+        assert values["queued_seconds_p50"] == pytest.approx(0.5)
+
+    def test_when_there_is_nothing_to_do_the_snapshot_shows_everything_free(self) -> None:
+        engine = Engine(frames={1: 3})
+        engine.submit(submit(1), submit(2))
+        engine.drain_until(Finished)
+        engine.cancel(2)
+        assert engine.scheduler.snapshot()["slots_free"] == 2.0
+        assert engine.scheduler.plan(engine.now) is None
+        values = engine.scheduler.snapshot()
+        assert (values["slots_free"], values["pages_free"]) == (4.0, 400.0)
+        assert (values["requests_queued"], values["requests_active"]) == (0.0, 0.0)
+
     def test_slots_and_pages_come_back(self) -> None:
         engine = Engine(frames={1: 3})
         before = free(engine)
@@ -284,6 +335,39 @@ class TestRefusals:
         assert failed.retry_after is not None
         assert failed.retry_after > 0
 
+    def test_new_callers_leave_a_reply_its_places(self) -> None:
+        engine = Engine(Limits(num_slots=1, max_queued=2), frames=dict.fromkeys((1, 2, 3, 11, 12), 2))
+        assert engine.submit(submit(1), submit(11), submit(12)) == []
+        assert [type(output) for output in engine.submit(submit(13))] == [Failed]
+        assert engine.submit(submit(2, follows=1), submit(3, follows=2)) == []
+        engine.drain()
+        assert sorted(engine.served()) == [1, 2, 3, 11, 12]
+
+    def test_these_are_as_many_and_no_more(self) -> None:
+        engine = Engine(Limits(num_slots=1, max_queued=2))
+        assert engine.submit(submit(1), submit(2, follows=1), submit(3, follows=2)) == []
+        (failed,) = engine.submit(submit(4, follows=3))
+        assert isinstance(failed, Failed)
+        assert (failed.code, failed.message) == (ErrorCode.BUSY, "2 requests are waiting already: try again later")
+        assert engine.submit(submit(11)) == []
+
+    def test_what_continues_a_reply_that_is_still_heard_has_a_place_too(self) -> None:
+        engine = Engine(Limits(num_slots=1, max_queued=1), frames={1: 31})
+        engine.submit(submit(1))
+        engine.drain()  # 2.48 s play until 102.525
+        engine.submit(submit(11), submit(12))
+        assert engine.submit(submit(2, follows=1)) == []
+        assert [type(output) for output in engine.submit(submit(13))] == [Failed]
+
+    def test_one_that_failed_on_its_way_is_answered_and_counted(self) -> None:
+        engine = Engine()
+        refused = Refused(7, 17, ErrorCode.BAD_REQUEST, "there is no text to say")
+        outputs = engine.scheduler.apply(refused, engine.now)
+        assert outputs == [Failed(7, 17, ErrorCode.BAD_REQUEST, "there is no text to say")]
+        values = engine.scheduler.snapshot()
+        assert (values["requests_submitted_total"], values["requests_refused_total"]) == (1.0, 1.0)
+        assert engine.step() is None
+
     def test_without_a_queue_free_slots_still_serve(self) -> None:
         engine = Engine(Limits(num_slots=1, max_queued=0))
         assert engine.submit(submit(1)) == []
@@ -312,6 +396,43 @@ class TestQueue:
         engine.until(Stage.TEXT, 2)
         assert isinstance(engine.end(1), Finished)
         assert not engine.chunks(3)
+
+    def test_a_new_caller_is_not_starved_by_a_reply(self) -> None:
+        engine = Engine(Limits(num_slots=1), frames=dict.fromkeys(range(1, 12), 31))
+        engine.submit(submit(1), *(submit(number, follows=number - 1) for number in range(2, 9)))
+        engine.until(Stage.CODEC, 2)
+        engine.submit(submit(11))
+        engine.drain()
+        assert engine.served() == [1, 2, 11, 3, 4, 5, 6, 7, 8]
+
+    def test_a_reply_is_not_starved_by_new_callers(self) -> None:
+        """Its second sentence is in line from the end of the first on."""
+        engine = Engine(Limits(num_slots=1), frames=dict.fromkeys(range(1, 20), 31))
+        engine.submit(submit(1), submit(2, follows=1), submit(11), submit(12))
+        engine.until(Stage.CODEC, 11)
+        engine.submit(submit(13), submit(14))
+        engine.drain()
+        assert engine.served() == [1, 11, 12, 2, 13, 14]
+
+    def test_a_sentence_enters_the_line_when_its_time_comes(self) -> None:
+        """5.6 s of the first play from 100.045 on: the second is due at 101.645, 4 s before their end."""
+        engine = Engine(Limits(num_slots=1), frames={1: 70, 11: 25, 12: 25, 2: 25})
+        engine.submit(submit(1), submit(2, follows=1))
+        engine.until(Stage.CODEC, 1)
+        engine.playhead(1, 0.0)
+        engine.drain_until(Finished)
+        assert engine.now < 101.640
+        for number, at in ((11, 101.640), (12, 101.644), (13, 101.646)):
+            engine.now = at
+            engine.submit(submit(number))
+        engine.until(Stage.TEXT, 13)
+        assert engine.served() == [1, 11, 12, 2]
+
+    def test_those_who_came_late_to_the_engine_keep_their_turn(self) -> None:
+        engine = Engine(Limits(num_slots=1), frames=dict.fromkeys((1, 2, 3), 2))
+        engine.submit(submit(1), submit(2, submitted_at=99.9), submit(3, submitted_at=99.8))
+        engine.drain()
+        assert engine.served() == [1, 3, 2]
 
     def test_those_who_fit_enter_at_once(self) -> None:
         engine = Engine()
@@ -451,6 +572,40 @@ class TestDeadlines:
         assert (step.stage, step.rows[0].count) == (Stage.CODEC, 1)
         assert engine.now < 100.125
 
+    def test_pending_frames_are_sent_before_a_step_that_they_cannot_wait_for(self) -> None:
+        """80 ms of audio at 100.075, and one frame is pending. A codec step takes 10 ms, text 40: at 100.109 there is
+        time for one more frame, 30 ms, and for both steps, but at 100.111 not for text and codec."""
+
+        class LongText(Fixed):
+            def cost(self, stage: Stage, sequences: int, length: int = 1) -> float:
+                return 0.040 if stage is Stage.TEXT else COSTS[stage]
+
+        for at, first in ((100.104, 2), (100.106, 1)):
+            engine = Engine(predictor=LongText())
+            engine.submit(submit(1))
+            engine.until(Stage.CODEC, 1)
+            engine.until(Stage.DEPTH, 1)
+            engine.now = at
+            engine.submit(submit(2))
+            step = engine.step()
+            assert step is not None
+            assert ids(step) == [first]
+
+    def test_guidance_doubles_the_work_of_a_frame(self) -> None:
+        """A decode step of 6 or 11 ms and a depth step of 16 or 31, but 11 ms in the codec: there is time for two
+        frames in the next chunk, or with guidance for one."""
+
+        class Linear(Fixed):
+            def cost(self, stage: Stage, sequences: int, length: int = 1) -> float:
+                return COSTS[stage] * sequences + 0.001
+
+        for rows, frames in ((1, 2 * 0.022), (2, 0.042)):
+            engine = Engine(predictor=Linear())
+            engine.submit(submit(1, rows=rows))
+            engine.until(Stage.CODEC, 1)
+            (chunk,) = engine.chunks(1)
+            assert chunk.slack == pytest.approx(0.080 - (frames + 0.011))
+
     def test_slack_is_the_time_between_the_next_chunk_and_the_end_of_the_audio(self) -> None:
         engine = Engine()
         engine.submit(submit(1))
@@ -468,6 +623,68 @@ class TestDeadlines:
         assert engine.chunks(1)[1].slack == pytest.approx(0.080 - 0.050)  # the listener waited for it
         engine.until(Stage.CODEC, 1)
         assert engine.scheduler.snapshot()["deadline_misses_total"] == 1.0
+
+
+class TestStepTime:
+    """No step takes more than 100 ms, by what is predicted, unless the smallest does."""
+
+    def test_chunks_stop_growing_where_a_step_would_take_longer(self) -> None:
+        engine = Engine(frames={1: 40}, predictor=Affine())
+        engine.submit(submit(1))
+        engine.drain()
+        assert [len(chunk.codes) for chunk in engine.chunks(1)] == [1, 1, 2, *[4] * 9]
+
+    @pytest.mark.parametrize("max_frames", [200, 31])
+    def test_frames_that_wait_are_not_sent_in_one_step_either(self, max_frames: int) -> None:
+        """16 frames are made, and perhaps that is all, when the codec turns out to be slow."""
+
+        class Slowing(Affine):
+            slow = False
+
+            def cost(self, stage: Stage, sequences: int, length: int = 1) -> float:
+                return super().cost(stage, sequences, length) if self.slow else COSTS[stage]
+
+        predictor = Slowing()
+        engine = Engine(predictor=predictor)
+        engine.submit(submit(1, max_frames=max_frames))
+        for _ in range(4):
+            engine.until(Stage.CODEC, 1)
+        for _ in range(16):
+            engine.until(Stage.DEPTH, 1)
+        predictor.slow = True
+        step = engine.step()
+        assert step is not None
+        assert (step.stage, step.length) == (Stage.CODEC, 4)
+        sent = engine.chunks(1)
+        assert [len(chunk.codes) for chunk in sent] == [1, 2, 4, 8, 4]
+        assert sent[-1].slack == pytest.approx(100.045 + 19 * 0.080 - engine.now - 0.068)
+
+    def test_prompts_enter_in_parts_of_that_time(self) -> None:
+        """128 positions take 99.6 ms, 256 take 189.2; two sequences of 64 are 128."""
+        engine = Engine(predictor=Affine())
+        engine.submit(submit(1, tokens=300))
+        assert [engine.until(Stage.PREFILL, 1).length for _ in range(3)] == [128, 128, 44]
+        engine = Engine(predictor=Affine())
+        engine.submit(submit(1, tokens=150, rows=2))
+        assert [engine.until(Stage.PREFILL, 1).length for _ in range(3)] == [64, 64, 22]
+
+    def test_the_smallest_part_of_a_prompt_may_take_longer(self) -> None:
+        engine = Engine(Limits(max_step_seconds=0.001), frames={1: 2}, predictor=Affine())
+        engine.submit(submit(1, tokens=40))
+        assert [engine.until(Stage.PREFILL, 1).length for _ in range(3)] == [16, 16, 8]
+        engine.drain()
+        assert isinstance(engine.end(1), Finished)
+
+    def test_so_a_new_caller_waits_behind_no_more(self) -> None:
+        """Two streams would share a chunk of 16 in 502 ms; one of them sends 4 frames in 68."""
+        engine = Engine(predictor=Affine())
+        engine.submit(submit(1), submit(2))
+        for _ in range(200):
+            started = engine.now
+            step = engine.step()
+            assert step is not None
+            assert engine.now - started <= 0.100
+            assert step.stage is not Stage.CODEC or step.length <= 4
 
 
 class TestLead:
@@ -586,12 +803,6 @@ class TestReplies:
         engine.submit(submit(1), *(submit(number, follows=number - 1) for number in (2, 3, 4)))
         engine.drain()
         assert [output.request_id for output in engine.outputs if isinstance(output, Finished)] == [1, 2, 3, 4]
-
-    def test_it_has_a_slot_before_new_callers(self) -> None:
-        engine = Engine(Limits(num_slots=1), frames={1: 31})
-        engine.submit(submit(1), submit(3), submit(2, follows=1))
-        engine.until(Stage.TEXT, 2)
-        assert not engine.chunks(3)
 
     def test_a_new_caller_is_not_kept_waiting_by_one_whose_turn_has_not_come(self) -> None:
         engine = Engine(Limits(num_slots=2))

@@ -38,10 +38,13 @@ LIMITS = Limits(
     max_queued=5,
     max_prefill_tokens=32,
     max_lead=1.0,
+    max_step_seconds=0.050,
     max_batch={**dict.fromkeys(Stage, 3), Stage.CODEC: 2},
 )
 MAX_FRAMES = 60
 LAST = 1000.0
+SMALLEST = {Stage.TEXT: 10**9, Stage.PREFILL: 16, Stage.DECODE: 1, Stage.DEPTH: 1, Stage.CODEC: 1}
+"""Lengths that a step alone may have, however long it takes."""
 
 instants = st.integers(0, 400).map(lambda ticks: ticks * 0.01)
 ids = st.integers(0, 9)
@@ -123,6 +126,7 @@ class Strict:
 
     clock: FakeClock
     device: TimedExecutor
+    predictor: Predictor
     slow_from: float
     lives: dict[int, Life] = field(default_factory=dict)
     over: set[int] = field(default_factory=set)
@@ -138,6 +142,7 @@ class Strict:
             self.check(step.stage, row)
         if step.stage is Stage.CODEC:
             assert {row.count for row in step.rows} == {step.length} <= set(chunking.LADDER)
+        assert (step.batch == 1 and step.length <= SMALLEST[step.stage]) or self.predictor.predict(step) <= 0.050
         started = self.clock.now()
         result = self.device.run(step)
         if self.slow_from <= started < self.slow_from + 1.0:
@@ -195,7 +200,7 @@ class Run:
 def play(scenario: Scenario) -> Run:
     clock, predictor, outputs = FakeClock(), Predictor(), list[tuple[float, Output]]()
     frames = {number: said.frames for number, said in enumerate(scenario.utterances)}
-    strict = Strict(clock, TimedExecutor(clock, PriorCosts(scenario.seed), frames), scenario.slow_from)
+    strict = Strict(clock, TimedExecutor(clock, PriorCosts(scenario.seed), frames), predictor, scenario.slow_from)
     scheduler = Scheduler(SPEC, LIMITS, predictor)
     inbox = Unspun(clock, scenario.events())
 

@@ -122,6 +122,12 @@ async def test_one_peer_too_many_is_a_503_with_a_time_to_come_back() -> None:
         await asyncio.gather(*(caller.close() for caller in callers))
 
 
+async def test_health_says_when_the_engine_is_down(site: Site) -> None:
+    site.engine.up = False
+    async with site.client.get("healthz") as response:
+        assert (response.status, await response.json()) == (503, {"status": "down"})
+
+
 async def test_health_says_when_it_drains(site: Site) -> None:
     async with site.client.get("healthz") as response:
         assert (response.status, await response.json()) == (200, {"status": "ok"})

@@ -10,10 +10,12 @@ from engine.simulator import (
     PriorCosts,
     ProfileCosts,
     ScriptedInbox,
+    Simulation,
     Utterance,
     poisson,
     report,
     simulate,
+    summary,
 )
 
 
@@ -30,6 +32,42 @@ PROFILE = Profile(
         for length in (1, 2, 4, 8, 16, 64, 256)
     },
 )
+
+
+SHAPES = [(batch, length) for batch in (1, 2, 4, 8) for length in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
+SLOW_CODEC = Profile(
+    "6 ms and 15.5 ms a frame",
+    {
+        **{(Stage.TEXT, batch, length): (0.005,) for batch, length in SHAPES},
+        **{(Stage.PREFILL, batch, length): (0.006 + 37e-6 * batch * length,) for batch, length in SHAPES},
+        **{(Stage.DECODE, batch, 1): (0.004 + 0.001 * batch,) for batch, _ in SHAPES},
+        **{(Stage.DEPTH, batch, 1): (0.016 + 0.003 * batch,) for batch, _ in SHAPES},
+        **{(Stage.CODEC, batch, length): (0.006 + 0.0155 * batch * length,) for batch, length in SHAPES},
+    },
+)
+"""A codec that gains little from large steps: two chunks of 16 frames take 502 ms in one step, 508 in two."""
+FRAME_MS = {1: 8.2, 2: 6.4, 4: 5.4, 8: 4.8, 16: 4.4}
+TWO_CORES = Profile(
+    "measured on two CPU cores",
+    {
+        **{(Stage.TEXT, batch, length): (0.007,) for batch, length in SHAPES},
+        **{(Stage.PREFILL, batch, length): (0.006 + 150e-6 * batch * length,) for batch, length in SHAPES},
+        **{(Stage.DECODE, batch, 1): (0.003 + 0.0007 * batch,) for batch, _ in SHAPES},
+        **{(Stage.DEPTH, batch, 1): (0.010 + 0.002 * batch,) for batch, _ in SHAPES},
+        **{
+            (Stage.CODEC, batch, size): (batch * size * ms / 1000,)
+            for batch in (1, 2, 4, 8)
+            for size, ms in FRAME_MS.items()
+        },
+    },
+)
+
+
+def newcomers(profile: Profile, streams: int) -> list[Simulation]:
+    """Runs in which one caller comes while others speak 12 s, at instants all over their steps."""
+    speaking = [Utterance(0.3 * number, 150) for number in range(streams)]
+    times = [3.0 + 0.037 * number for number in range(16)]
+    return [simulate([*speaking, Utterance(at, 25)], ProfileCosts(profile), profile=profile) for at in times]
 
 
 class TestParts:
@@ -130,6 +168,41 @@ class TestRuns:
         run = simulate([Utterance(0.0, 5, text_tokens=3000)], PriorCosts())
         assert isinstance(run.listeners[0].end, Failed)
         assert not any(isinstance(output, Chunk) for _, output in run.outputs)
+
+
+class TestBesideOthers:
+    """What a new caller waits for is bounded by one step: alone he hears his first audio after 54 and 42 ms."""
+
+    @pytest.mark.parametrize(("profile", "ttfa"), [(SLOW_CODEC, 0.054), (TWO_CORES, 0.042)])
+    def test_alone(self, profile: Profile, ttfa: float) -> None:
+        (listener,) = simulate([Utterance(0.0, 25)], ProfileCosts(profile), profile=profile).listeners
+        assert listener.ttfa == pytest.approx(ttfa, abs=0.001)
+
+    @pytest.mark.parametrize("streams", [1, 2])
+    def test_with_a_slow_codec_he_waits_for_a_chunk_of_4(self, streams: int) -> None:
+        """68 ms, and perhaps a mate's frame. Steps of 254 and 502 ms would make that 240 and 490 ms."""
+        waits = [run.listeners[-1].ttfa for run in newcomers(SLOW_CODEC, streams)]
+        assert max(wait for wait in waits if wait is not None) < 0.054 + 0.068 + 0.016
+        assert None not in waits
+
+    @pytest.mark.parametrize("streams", [1, 2])
+    def test_with_a_faster_one_for_a_chunk_of_16_at_most(self, streams: int) -> None:
+        runs = newcomers(TWO_CORES, streams)
+        waits = [run.listeners[-1].ttfa for run in runs]
+        assert max(wait for wait in waits if wait is not None) < 0.042 + 0.071 + 0.009
+        assert None not in waits
+        assert all(listener.extra_buffer == 0 for run in runs for listener in run.listeners)
+
+    @pytest.mark.parametrize("profile", [SLOW_CODEC, TWO_CORES])
+    @pytest.mark.parametrize("offset", [0.0, 0.05, 1.0])
+    def test_two_at_once_have_no_gap(self, profile: Profile, offset: float) -> None:
+        run = simulate([Utterance(0.0, 150), Utterance(offset, 150)], ProfileCosts(profile), profile=profile)
+        assert [listener.extra_buffer for listener in run.listeners] == [0.0, 0.0]
+
+    def test_shorter_steps_cost_little(self) -> None:
+        """Chunks of 16 alone, and never more than 5 % above them: 24 ms a frame and 15.9 for its share of a chunk."""
+        run = simulate([Utterance(0.0, 150)], ProfileCosts(SLOW_CODEC), profile=SLOW_CODEC)
+        assert summary(run)["device_seconds_per_audio_second"] < 1.05 * (0.024 + 0.254 / 16) / 0.080
 
 
 class TestReport:

@@ -15,6 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from engine.config import Section
 from engine.core import Reference, ReferenceSegment, Request, SamplingParams, TextSegment
 from engine.models.breeze_tts_2 import Breeze, BreezeConfig, load, load_tokenizer, read_config, read_spec
 from engine.verify import EXACT, Ledger, Row, check, distance, report, verify
@@ -31,7 +32,7 @@ MAIN: dict[str, Any] = {
     "hidden_size": 24,
     "audio_embed_size": 24,
     "audio_token_id": 300,
-    "max_position_embeddings": 96,
+    "max_position_embeddings": 4096,
     "codec_config": {"codebook_size": 10},
     "backbone_config": LAYERS
     | {
@@ -41,7 +42,7 @@ MAIN: dict[str, Any] = {
         "num_attention_heads": 3,
         "num_key_value_heads": 1,
         "head_dim": 8,
-        "max_position_embeddings": 128,
+        "max_position_embeddings": 5000,
     },
     "depth_decoder_config": LAYERS
     | {
@@ -135,8 +136,9 @@ def write_checkpoint(folder: Path) -> None:
     (folder / "audio_tokenizer" / "config.json").write_text(json.dumps(AUDIO))
     shutil.copy(GOLDEN / "checkpoint" / "tokenizer.json", folder)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
-    config: BreezeConfig = read_config(folder, MAIN, AUDIO)
-    model = Breeze(config, read_spec(folder, MAIN, AUDIO, config, tokenizer), tokenizer)
+    main, audio = Section.of(MAIN, "main"), Section.of(AUDIO, "audio")
+    config: BreezeConfig = read_config(folder, main, audio)
+    model = Breeze(config, read_spec(folder, main, audio, config, tokenizer), tokenizer)
     generator = torch.Generator().manual_seed(7)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3, generator=generator)
@@ -342,15 +344,39 @@ def test_report_of_a_bad_folder(copy: Path) -> None:
 
 
 def test_folders_that_cannot_be_checked(copy: Path, tmp_path: Path) -> None:
-    assert printed(tmp_path / "nowhere") == (
-        1,
-        f"{tmp_path}/nowhere: expected expected_*.safetensors beside checkpoint/, found none\n",
-    )
+    with pytest.raises(
+        CheckpointError, match=r"nowhere: expected expected_\*.safetensors beside checkpoint/, found no"
+    ):
+        printed(tmp_path / "nowhere")
     (copy / "expected_all.safetensors").write_bytes(b"garbage!")
-    status, text = printed(copy)
-    assert (status, "expected_all.safetensors: damaged" in text) == (1, True)
+    with pytest.raises(CheckpointError, match=r"expected_all\.safetensors: damaged"):
+        printed(copy)
     shutil.rmtree(copy / "checkpoint")
     shutil.copy(GOLDEN / "expected_codec.safetensors", copy / "expected_all.safetensors")
-    status, text = printed(copy)
-    assert status == 1
-    assert "config.json: cannot be read" in text
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read"):
+        printed(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("te.short.ids", torch.ones(3), r"te.short.ids must be ids from 0 to 313 \[any\], found float32 \[3\]"),
+        ("te.short.ids", torch.tensor([1, 314]), r"te.short.ids must be ids from 0 to 313 \[any\], found int64"),
+        ("te.short.ids", torch.tensor(5), r"te.short.ids must be ids from 0 to 313 \[any\], found int64 \[\]"),
+        ("tf.frames", torch.zeros(3, 5).long(), r"tf.frames must be ids from 0 to 9 \[any, 4\], found int64 \[3, 5\]"),
+        ("tf.frames", torch.full((3, 4), -1), "tf.frames must be ids from 0 to 9"),
+        ("codes17", torch.zeros(4, 17).long(), r"codes17 must be ids from 0 to 9 \[1, 4, any\], found int64 \[4, 17\]"),
+        (
+            "prompt.plain.cond.text_mask",
+            torch.ones(2).long(),
+            r"text_mask must be ids from 0 to 1 \[\d+\], found int64",
+        ),
+        ("bb.design.cond.prefill_layer0", torch.zeros(4, 5), r"must be floats \[any, 24\], found float32 \[4, 5\]"),
+        ("sampling.input_scores", torch.zeros(2, 2), r"must be floats \[any\], found float32 \[2, 2\]"),
+    ],
+)
+def test_inputs_that_cannot_be_used_are_named(copy: Path, name: str, tensor: Tensor, message: str) -> None:
+    file = copy / "expected_all.safetensors"
+    save_file(load_file(file) | {name: tensor}, file)
+    with pytest.raises(CheckpointError, match=message):
+        verify(copy)

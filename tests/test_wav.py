@@ -1,4 +1,4 @@
-"""WAV while it is made: sizes patched where the file can seek, players' convention where it cannot."""
+"""WAV while it is made: a whole file after every write where it may be, players' convention where it may not."""
 
 import io
 import wave
@@ -10,35 +10,41 @@ import pytest
 from engine.wav import HEADER_BYTES, WavWriter, header
 
 
-class Pipe(io.BytesIO):
-    """A stream that cannot seek, as standard output is."""
+def samples(path: Path) -> bytes:
+    with wave.open(str(path)) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24000)
+        return file.readframes(file.getnframes())
 
-    def seekable(self) -> bool:
-        return False
 
-
-def test_a_file_reads_back(tmp_path: Path) -> None:
+def test_a_file_is_whole_after_every_write(tmp_path: Path) -> None:
+    """Whatever ends the program in between, SIGKILL too, leaves a file that plays."""
     path = tmp_path / "out.wav"
     pcm = np.array([0, 1, -1, 32767, -32768], dtype=np.int16)
-    with path.open("wb") as file, WavWriter(file, 24000) as wav:
+    with path.open("wb") as file:
+        wav = WavWriter(file, 24000, sized=True)
+        assert samples(path) == b""
         wav.write(pcm[:2])
+        assert samples(path) == pcm[:2].astype("<i2").tobytes()
         wav.write(pcm[2:])
-    with wave.open(str(path)) as back:
-        assert (back.getnchannels(), back.getsampwidth(), back.getframerate(), back.getnframes()) == (1, 2, 24000, 5)
-        assert back.readframes(5) == pcm.astype("<i2").tobytes()
+        assert samples(path) == pcm.astype("<i2").tobytes()
+    assert path.read_bytes() == header(24000, 10) + pcm.astype("<i2").tobytes()
 
 
 def test_samples_are_in_the_file_before_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "out.wav"
-    with path.open("wb") as file, WavWriter(file, 24000) as wav:
-        wav.write(np.zeros(1920, dtype=np.int16))
-        assert path.stat().st_size == HEADER_BYTES + 3840
+    for sized in (True, False):
+        with path.open("wb") as file:
+            WavWriter(file, 24000, sized=sized).write(np.zeros(1920, dtype=np.int16))
+            assert path.stat().st_size == HEADER_BYTES + 3840
 
 
-def test_a_pipe_keeps_the_unknown_size() -> None:
+def test_a_stream_keeps_the_unknown_size_and_is_never_gone_back_in() -> None:
+    class Pipe(io.BytesIO):
+        def seek(self, *_: int) -> int:
+            raise AssertionError("a stream has one direction")
+
     pipe = Pipe()
-    with WavWriter(pipe, 24000) as wav:
-        wav.write(np.ones(3, dtype=np.int16))
+    WavWriter(pipe, 24000, sized=False).write(np.ones(3, dtype=np.int16))
     assert pipe.getvalue() == header(24000, None) + b"\1\0" * 3
     assert pipe.getvalue()[40:44] == b"\xff\xff\xff\xff"
 

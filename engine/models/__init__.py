@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from engine.codec import CodecDecoder, CodecState
+from engine.config import Section
 from engine.core import Limits, ModelSpec, Prompt, Request
 from engine.kv_cache import PagedKV
 from engine.sampling import SamplingRows, SamplingState
-from engine.weights import CheckpointError, read_json
 
 
 @dataclass(slots=True)
@@ -77,11 +77,11 @@ class Model(Protocol):
 
 def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Model:
     """Loads a checkpoint folder. Raises CheckpointError when it is damaged, incomplete or foreign."""
-    model_type = read_json(folder / "config.json").get("model_type")
+    config = Section.read(folder / "config.json")
+    model_type = config.text("model_type", "")
     files = {module.MODEL_TYPE: module for module in _files()}
     if model_type not in files:
-        known = ", ".join(sorted(files))
-        raise CheckpointError(f"{folder}: expected a model_type of {known}, found {model_type!r}; give such a voice")
+        raise config.misfit("model_type", f"one of {', '.join(sorted(files))}")
     model: Model = files[model_type].load(folder, device=device, dtype=dtype)
     return model
 

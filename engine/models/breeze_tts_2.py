@@ -6,8 +6,9 @@ and code, breezeblue-ai/breeze-tts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from engine.backbone import Backbone, BackboneConfig
 from engine.codec import UNUSED, CodecConfig, CodecDecoder
+from engine.config import Section
 from engine.core import (
     Limits,
     Mode,
@@ -35,7 +37,7 @@ from engine.kv_cache import PagedKV
 from engine.models import State
 from engine.sampling import SamplingRows, SamplingState, draw, guide, penalise, uniforms
 from engine.text import TextConfig, TextEncoder
-from engine.weights import WHOLE_FOLDER, CheckpointError, read_json, stored
+from engine.weights import WHOLE_FOLDER, CheckpointError, stored
 from engine.weights import load as load_weights
 
 MODEL_TYPE = "breeze"
@@ -44,7 +46,12 @@ LICENCE = "Breeze TTS 2 weights and their outputs: research and non-commercial u
 GUIDED_SCALE = 4.0
 """Guidance where there is an instruction and nobody says otherwise."""
 MAX_TEXT_CHARS = 2000
-"""Beyond it no text leaves room for its own speech."""
+"""Of any voice: several minutes of speech in one piece serve nobody."""
+SLOW_CHARS_PER_SECOND = 12.0
+"""The slow side: 150 English words a minute are 15, and the embedded voice has 15.7 to 21 (sentences of 50 to 118
+characters, measured). Text that fits at this rate is heard to its end."""
+SAMPLE = "Good morning, the train to the coast leaves from platform nine in about twelve minutes."
+"""Shows how many tokens a voice's tokenizer makes of a character."""
 SPEAKERS = tuple(f"S{i}" for i in range(10))
 INS_BOS, INS_EOS = "<ins_bos>", "<ins_eos>"
 AUDIO_MARKS = ("<|AUDIO|>", "<|audio_eos|>")
@@ -239,11 +246,7 @@ class Layouts:
         scale = self._scale(request)
         rows = self._rows(request, scale)
         prompt = Prompt(rows, scale if len(rows) > 1 else 1.0)
-        if prompt.length + 1 > self._spec.max_positions:
-            raise RequestError(
-                f"prompt must leave room for a frame within {self._spec.max_positions} positions, "
-                f"got {prompt.length} of them; send less text or a shorter reference"
-            )
+        self._check_room(request, prompt.length)
         return prompt
 
     def _scale(self, request: Request) -> float:
@@ -308,6 +311,17 @@ class Layouts:
         if not text.strip() or not self._bare_ids(text):
             raise RequestError(f"{what} must hold something to say, got {text!r}; send words")
 
+    def _check_room(self, request: Request, prompt_length: int) -> None:
+        """Speech that would be cut off, because the prompt takes its place, is refused."""
+        frames = math.ceil(len(request.text) * frames_per_char(self._spec.frame_seconds))
+        frames = min(frames, request.sampling.max_frames)
+        room = max(0, self._spec.max_positions - prompt_length - 1)
+        if frames > room:
+            raise RequestError(
+                f"a prompt of {prompt_length} positions must leave room for its speech, about {frames} frames, within "
+                f"{self._spec.max_positions} positions, got {room}; send less text, instruction or reference"
+            )
+
     def _unreadable(self, text: str) -> list[str]:
         """What of the text the tokenizer cannot encode."""
         if lone := {c for c in text if "\ud800" <= c <= "\udfff"}:  # halves of UTF-16 pairs
@@ -342,17 +356,17 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
     return None if token is None else tokenizer.token_to_id(token)
 
 
+def frames_per_char(frame_seconds: float) -> float:
+    """Frames that a character of text takes at the slow side of speaking."""
+    return 1 / (SLOW_CHARS_PER_SECOND * frame_seconds)
+
+
 def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Breeze:
     """Loads a checkpoint folder of the official layout. Raises CheckpointError on whatever is wrong with it."""
-    main, audio = read_json(folder / "config.json"), read_json(folder / "audio_tokenizer" / "config.json")
+    main, audio = Section.read(folder / "config.json"), Section.read(folder / "audio_tokenizer" / "config.json")
     tokenizer = load_tokenizer(folder / "tokenizer.json")
-    try:
-        config = read_config(folder, main, audio)
-        spec = read_spec(folder, main, audio, config, tokenizer)
-    except KeyError as error:
-        raise CheckpointError(f"{folder}: its configs lack {error}; {WHOLE_FOLDER}") from error
-    except (TypeError, AttributeError, RequestError) as error:
-        raise CheckpointError(f"{folder}: its configs hold a wrong value ({error}); {WHOLE_FOLDER}") from error
+    config = read_config(folder, main, audio)
+    spec = read_spec(folder, main, audio, config, tokenizer)
     with torch.device("meta"):
         model = Breeze(config, spec, tokenizer)
     codec = {f"audio_tokenizer.{name}": tensor for name, tensor in stored(folder / "audio_tokenizer").items()}
@@ -373,53 +387,66 @@ def load_tokenizer(file: Path) -> Tokenizer:
     return tokenizer
 
 
-def read_config(folder: Path, main: Mapping[str, Any], audio: Mapping[str, Any]) -> BreezeConfig:
+def read_config(folder: Path, main: Section, audio: Section) -> BreezeConfig:
     """The stages' dimensions. The top level's own dimensions describe another backbone and are not read."""
-    for key, only in ONLY.items():
-        if main.get(key, only) != only:
-            raise CheckpointError(f"{folder}: config's {key} must be {only!r}, found {main[key]!r}; use such a voice")
+    main.require(ONLY)
     config = BreezeConfig(
-        TextConfig.from_dict(main["text_encoder_config"]),
-        BackboneConfig.from_dict(main["backbone_config"]),
-        DepthConfig.from_dict(main["depth_decoder_config"]),
-        CodecConfig.from_dict(audio["decoder_config"]),
+        TextConfig.from_dict(main.section("text_encoder_config")),
+        BackboneConfig.from_dict(main.section("backbone_config")),
+        DepthConfig.from_dict(main.section("depth_decoder_config")),
+        CodecConfig.from_dict(audio.section("decoder_config")),
     )
     width, depth, codec = config.backbone.hidden_size, config.depth, config.codec
     for what, values in {
-        "backbone width": (width, main["hidden_size"], main["audio_embed_size"], depth.backbone_hidden_size),
-        "vocab_size": (main["vocab_size"], depth.vocab_size),
-        "number of codebooks": (main["num_codebooks"], depth.num_codebooks, codec.num_codebooks),
-        "codebook_size": (main["codec_config"]["codebook_size"], codec.codebook_size),
+        "backbone width": (
+            width,
+            main.integer("hidden_size"),
+            main.integer("audio_embed_size"),
+            depth.audio_embed_size,
+            depth.backbone_hidden_size,
+        ),
+        "vocab_size": (main.integer("vocab_size"), depth.vocab_size),
+        "number of codebooks": (main.integer("num_codebooks"), depth.num_codebooks, codec.num_codebooks),
+        "codebook_size": (main.section("codec_config").integer("codebook_size"), codec.codebook_size),
     }.items():
         if len(set(values)) > 1:
             raise CheckpointError(f"{folder}: its configs must agree on {what}, found {values}; {WHOLE_FOLDER}")
+    if codec.codebook_size > depth.vocab_size:
+        raise main.misfit("vocab_size", f"at least codebook_size = {codec.codebook_size}")
     return config
 
 
-def read_spec(
-    folder: Path, main: Mapping[str, Any], audio: Mapping[str, Any], config: BreezeConfig, tokenizer: Tokenizer
-) -> ModelSpec:
+def read_spec(folder: Path, main: Section, audio: Section, config: BreezeConfig, tokenizer: Tokenizer) -> ModelSpec:
     """What everybody may know of the voice."""
-    last_id, size = max(tokenizer.get_vocab().values()), config.text.vocab_size
+    last_id, size = max(tokenizer.get_vocab().values(), default=0), config.text.vocab_size
     if last_id >= size:
         raise CheckpointError(f"{folder}: tokenizer.json must have ids below {size}, found {last_id}; {WHOLE_FOLDER}")
-    max_positions = min(main["max_position_embeddings"], config.backbone.max_positions)
-    return ModelSpec(
-        name=main.get("name") or folder.resolve().name,
-        licence=main.get("license") or LICENCE,
-        sample_rate=audio["output_sample_rate"],
+    spec = ModelSpec(
+        name=main.text("name", folder.resolve().name) or folder.resolve().name,
+        licence=main.text("license", LICENCE) or LICENCE,
+        sample_rate=audio.integer("output_sample_rate", low=8000, high=192_000),
         samples_per_frame=config.codec.samples_per_frame,
         num_codebooks=config.depth.num_codebooks,
-        max_positions=max_positions,
+        max_positions=min(main.integer("max_position_embeddings"), config.backbone.max_positions),
         modes=read_modes(main, tokenizer),
         sampling=read_sampling(folder),
-        max_text_chars=min(MAX_TEXT_CHARS, max_positions),
     )
+    return replace(spec, max_text_chars=text_limit(spec, tokenizer))
 
 
-def read_modes(main: Mapping[str, Any], tokenizer: Tokenizer) -> frozenset[Mode]:
+def text_limit(spec: ModelSpec, tokenizer: Tokenizer) -> int:
+    """The longest text whose speech is heard to its end: prompt and frames within the positions, frames within the
+    voice's own max_frames, if it is like SAMPLE and spoken slowly."""
+    frames = frames_per_char(spec.frame_seconds)
+    around = len(tokenizer.encode("[S0]").ids)
+    tokens = (len(tokenizer.encode(f"[S0]{SAMPLE}").ids) - around) / len(SAMPLE) or 1.0  # 1: it cannot read SAMPLE
+    fitting = (spec.max_positions - around - 2) / (tokens + frames)  # 2: a frame is whole, and the last makes no other
+    return max(1, math.floor(min(MAX_TEXT_CHARS, spec.sampling.max_frames / frames, fitting)))
+
+
+def read_modes(main: Section, tokenizer: Tokenizer) -> frozenset[Mode]:
     """References need an audio token, instructions the two tokens around them."""
-    reference = main.get("audio_token_id") is not None
+    reference = main.integer("audio_token_id", low=-1, default=-1) >= 0
     instruction = None not in (tokenizer.token_to_id(INS_BOS), tokenizer.token_to_id(INS_EOS))
     needs = {
         Mode.PLAIN: True,
@@ -433,10 +460,20 @@ def read_modes(main: Mapping[str, Any], tokenizer: Tokenizer) -> frozenset[Mode]
 def read_sampling(folder: Path) -> SamplingParams:
     """generation_config.json's defaults, the official ones where it is silent or absent."""
     file = folder / "generation_config.json"
-    given = {key: value for key, value in read_json(file).items() if value is not None} if file.exists() else {}
-    values = {field: given.get(key, official) for field, (key, official) in OFFICIAL_SAMPLING.items()}
-    if not given.get("do_sample", True):
+    given = Section.read(file) if file.exists() else Section()
+    values = {field: read_default(given, *default) for field, default in OFFICIAL_SAMPLING.items()}
+    if not given.flag("do_sample", True):
         values["temperature"] = 0.0
-    if not given.get("depth_decoder_do_sample", True):
+    if not given.flag("depth_decoder_do_sample", True):
         values["depth_temperature"] = 0.0
-    return SamplingParams(**values)
+    try:
+        return SamplingParams(**values)
+    except RequestError as error:
+        raise CheckpointError(f"{file}: {error}; {WHOLE_FOLDER}") from error
+
+
+def read_default(given: Section, key: str, official: Any) -> Any:
+    """A number of the official one's kind."""
+    if given.get(key) is None:
+        return official
+    return given.integer(key, low=0, high=2**31 - 1) if isinstance(official, int) else given.number(key)
