@@ -1,6 +1,6 @@
 """The README's promises: its commands are the ones that CI runs, its tree names every file."""
 
-from readme import ROOT, blocks, embedding
+from readme import README, ROOT, blocks, embedding, figures
 
 
 def test_the_embedding_program_is_at_most_ten_lines() -> None:
@@ -17,3 +17,8 @@ def test_every_file_is_in_the_tree() -> None:
     for folder in ("engine", "agent"):
         for file in (ROOT / folder).glob("*.py"):
             assert file.name in tree or file.name == "__init__.py", f"{folder}/{file.name} is not in the README's tree"
+
+
+def test_every_figure_comes_from_a_benchmark() -> None:
+    for row in figures():
+        assert row in README.splitlines(), f"the README lacks this row of the results: {row}"
