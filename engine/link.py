@@ -41,6 +41,7 @@ class Link:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._outgoing: SimpleQueue[ToWorker | None] = SimpleQueue()
+        self._released = False
         self._engine: BaseProcess | threading.Thread
         if config.in_process:
             self._engine = threading.Thread(target=work, args=(theirs, config), name="engine", daemon=True)
@@ -66,7 +67,8 @@ class Link:
 
     def send(self, message: ToWorker) -> None:
         """To the engine, in order; after its end, to nobody."""
-        self._outgoing.put(message)
+        if not self._released:
+            self._outgoing.put(message)
 
     def receive(self) -> FromWorker:
         """The engine's next message. Raises EOFError when it has ended, however it ended."""
@@ -91,6 +93,7 @@ class Link:
 
     def release(self) -> None:
         """Gives back the threads and the pipe of an engine that has ended."""
+        self._released = True
         self._outgoing.put(None)
         self._writer.join()
         self._connection.close()

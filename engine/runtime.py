@@ -95,10 +95,10 @@ class Runtime:
                 self._link.send(Cancel(request_id))
 
     def playhead(self, event: Playhead) -> None:
-        """Tells the scheduler where the listener's playback clock stands."""
+        """Tells the scheduler where the listener's playback clock stands, also in a request that was made whole: what
+        follows it is due when that has been played."""
         with self._changed:
-            if event.request_id in self._open:
-                self._link.send(event)
+            self._link.send(event)
 
     def stream(self, request: Request) -> Generator[Output, None, None]:
         """Submits and yields the outputs as they come. A caller that stops early cancels the request."""

@@ -310,6 +310,33 @@ def test_an_engine_that_keeps_dying_stays_down_and_says_so(
         assert runtime.snapshot()["engine_up"] == 0
 
 
+class ListeningLink(DyingLink):
+    """An engine that is told things and says nothing until it is told to end."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self.sent: list[object] = []
+        self.over = threading.Event()
+
+    def receive(self) -> Output:
+        self.over.wait()
+        raise EOFError
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+    def end(self) -> None:
+        self.over.set()
+
+
+def test_playheads_go_on_when_a_request_was_made_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its audio is still being played, and what follows it is due at its end."""
+    monkeypatch.setattr(runtimes, "Link", ListeningLink)
+    with Runtime.start() as runtime:
+        playhead = Playhead(request_id=1, played_samples=480, at=2.0)
+        runtime.playhead(playhead)
+        assert runtime._link.sent == [playhead]  # type: ignore[attr-defined]
+
+
 def test_a_foreign_folder_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"config\.json"):
         Runtime.start(RuntimeConfig(voice=tmp_path, device="cpu", in_process=True))
