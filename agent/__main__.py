@@ -11,18 +11,11 @@ from pathlib import Path
 from engine import __main__ as engine_commands
 
 PROGRAM = "breezert"
-USAGE = f"""usage: {PROGRAM} serve [OPTIONS]          talk to a voice in the browser: {PROGRAM} serve --help
-       {PROGRAM} bench browser [OPTIONS]  what is heard in a real Chromium: {PROGRAM} bench browser --help
-       {PROGRAM} COMMAND [OPTIONS]        the engine's commands, below
-"""
-
-
-def positive(text: str) -> int:
-    """An argparse type."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
+COMMANDS = {
+    "serve": "talk to a voice in the browser",
+    "bench browser": "what is heard in a real Chromium",
+}
+"""What is not the engine's."""
 
 
 def serve_parser() -> argparse.ArgumentParser:
@@ -40,7 +33,7 @@ def serve_parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=default.port, help="0 takes a free one (default: %(default)s)")
     engine_commands.add_voice_options(parser)
     add("--token", help="clients must send it as a Bearer token; --token-file keeps it out of the process list")
-    add("--token-file", type=Path, metavar="FILE")
+    add("--token-file", type=Path, metavar="FILE", help="holds the token and nothing else")
     add("--tls-cert", type=Path, metavar="FILE", help="PEM certificate chain")
     add("--tls-key", type=Path, metavar="FILE")
     add(
@@ -49,12 +42,17 @@ def serve_parser() -> argparse.ArgumentParser:
     add(
         "--allow-origin", action="append", default=[], metavar="ORIGIN", help="another page that may use it; repeatable"
     )
-    add("--max-peers", type=positive, default=default.limits.max_peers, help="calls at once (default: %(default)s)")
+    add(
+        "--max-peers",
+        type=engine_commands.positive,
+        default=default.limits.max_peers,
+        help="calls at once (default: %(default)s)",
+    )
     add(
         "--max-queued",
         type=positive,
         default=default.limits.max_queued,
-        help="utterances of a call (default: %(default)s)",
+        help="utterances that one call may have waiting (default: %(default)s)",
     )
     add(
         "--max-rate",
@@ -62,7 +60,13 @@ def serve_parser() -> argparse.ArgumentParser:
         default=default.access.rate,
         help="requests a second of one address (default: %(default)s)",
     )
-    add("--drain", type=float, default=default.drain, metavar="SECONDS", help="for what is being said at the end")
+    add(
+        "--drain",
+        type=float,
+        default=default.drain,
+        metavar="SECONDS",
+        help="what is being said may take so long after SIGTERM (default: %(default)s)",
+    )
     add("--verbose", action="store_true", help="log requests and calls on standard error")
     return parser
 
@@ -101,9 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from agent import bench_browser
 
         return bench_browser.main(argv[2:])
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-    return engine_commands.main(argv, program=PROGRAM)
+    return engine_commands.main(argv, PROGRAM, COMMANDS)
 
 
 if __name__ == "__main__":

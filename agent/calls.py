@@ -66,6 +66,11 @@ class Calls:
         return [peer.session for peer in self._peers.values()]
 
     @property
+    def quiet(self) -> bool:
+        """Nobody is being spoken to."""
+        return all(session.quiet for session in self.sessions)
+
+    @property
     def status(self) -> str:
         """ok, draining, or down while there is no engine that could speak."""
         if self.draining:
@@ -102,7 +107,7 @@ class Calls:
         sessions = self.sessions
         for session in sessions:
             session.refuse("the server is about to end")
-        if all(session.quiet for session in sessions):
+        if self.quiet:
             return
         waiting = asyncio.gather(*(session.idle() for session in sessions))
         try:

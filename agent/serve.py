@@ -90,7 +90,8 @@ async def serve(config: ServeConfig, runtime: Runtime, sock: socket.socket, tls:
         await web.SockSite(runner, sock, ssl_context=tls).start()
         announce(config, runtime, sock.getsockname()[1])
         await signals.get()
-        print("ending: what is being said is finished first", file=sys.stderr, flush=True)
+        if not calls.quiet:
+            print("ending: what is being said is finished first", file=sys.stderr, flush=True)
         await first(calls.drain(config.drain), signals.get())
     finally:
         await runner.cleanup()

@@ -55,6 +55,8 @@ def attach(
     add("GET", "healthz", routes.healthz)
     for path, handler in page.files():
         add("GET", path, handler)
+    if prefix:
+        app.router.add_get(prefix, guard.wrap(routes.to_page))
 
     async def life(app: web.Application) -> AsyncIterator[None]:
         yield
@@ -84,6 +86,10 @@ class Routes:
         if not await self._calls.hang_up(request.match_info["id"]):
             raise Refusal(404, "not_found", "there is no call of that id: it may be over already")
         return web.Response(status=204)
+
+    async def to_page(self, request: web.Request) -> web.StreamResponse:
+        """The page's files are named relative to its folder."""
+        raise web.HTTPFound(f"{request.path}/")
 
     async def healthz(self, request: web.Request) -> web.StreamResponse:
         status = self._calls.status

@@ -1,23 +1,29 @@
-"""The engine's commands: say, verify, simulate, bench, calibrate. It needs no WebRTC package."""
+"""The engine's commands: say, verify, simulate, bench, calibrate. They need no WebRTC package."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from engine import __version__
 from engine.core import Request, SamplingParams
 from engine.machine import check_writable, describe, write_json
 from engine.messages import EMBEDDED_VOICE, RuntimeConfig
 from engine.predictor import Profile
 from engine.runtime import Runtime
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 console = Console(stderr=True)
 
@@ -41,11 +47,21 @@ def positive_number(text: str) -> float:
 def add_voice_options(parser: argparse.ArgumentParser) -> None:
     """The options that choose what speaks and where, the same for every command that loads a voice."""
     add = parser.add_argument
-    add("--voice", type=Path, metavar="FOLDER", default=EMBEDDED_VOICE, help="checkpoint folder of the official layout")
+    add(
+        "--voice",
+        type=Path,
+        metavar="FOLDER",
+        default=EMBEDDED_VOICE,
+        help="checkpoint folder of the official layout (default: the embedded voice)",
+    )
     add("--device", default="auto", metavar="auto|cpu|cuda", help="where the stages run (default: %(default)s)")
     add("--dtype", choices=("fp32", "bf16"), help="default: bf16 on CUDA, fp32 on the CPU")
-    add("--threads", type=positive, metavar="N", help="CPU threads an operation may use")
-    add("--in-process", action="store_true", help="run the engine in a thread of this process")
+    add("--threads", type=positive, metavar="N", help="CPU threads of one operation (default: 1)")
+    add(
+        "--in-process",
+        action="store_true",
+        help="the engine in a thread of this process: for debuggers; media then shares its interpreter",
+    )
 
 
 def runtime_config(args: argparse.Namespace) -> RuntimeConfig:
@@ -145,7 +161,7 @@ def calibrate(args: argparse.Namespace) -> int:
 
 
 SAMPLING: dict[str, tuple[Callable[[str], float], str]] = {
-    "seed": (int, "the same seed gives the same audio"),
+    "seed": (int, "the same seed gives the same codes, and audio within one step of 16 bits; default 42"),
     "temperature": (float, "0 is greedy"),
     "depth_temperature": (float, "of codes 1 to 15"),
     "top_k": (int, "0 is off"),
@@ -160,11 +176,24 @@ SAMPLING: dict[str, tuple[Callable[[str], float], str]] = {
 """Options of `say` that replace the voice's own SamplingParams."""
 
 
-def parser(program: str) -> argparse.ArgumentParser:
-    """The command line. Unknown options are errors."""
-    top = argparse.ArgumentParser(prog=program, allow_abbrev=False, description=__doc__)
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
+Others = Mapping[str, str]
+"""Commands that somebody else runs, such as `bench browser`, and what they are for: listed here, not run."""
 
+
+def parser(program: str, others: Others) -> argparse.ArgumentParser:
+    """The command line. Unknown options are errors."""
+    top = argparse.ArgumentParser(prog=program, allow_abbrev=False)
+    top.add_argument("--version", action="version", version=f"{program} {__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    kinds = add_engine_commands(commands)
+    for name, text in others.items():
+        *group, last = name.split()
+        (kinds if group else commands).add_parser(last, help=text)
+    return top
+
+
+def add_engine_commands(commands: Commands) -> Commands:
+    """Every command of this file; returns the kinds of `bench`."""
     p = commands.add_parser("say", help="speak a text into a WAV file", allow_abbrev=False)
     p.set_defaults(run=say)
     p.add_argument("text")
@@ -208,13 +237,15 @@ def parser(program: str) -> argparse.ArgumentParser:
     p.add_argument("-o", "--output", dest="json", required=True, metavar="FILE")
     p.add_argument("--runs", type=positive, default=5, help="utterances a batch size")
     add_voice_options(p)
-    return top
+    return kinds
 
 
-def main(argv: Sequence[str] | None = None, program: str = "python -m engine") -> int:
+def main(
+    argv: Sequence[str] | None = None, program: str = "python -m engine", others: Others = MappingProxyType({})
+) -> int:
     """Runs one command. A user's mistake is one line on standard error and exit status 2."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    args = parser(program).parse_args(argv, argparse.Namespace(argv=argv))
+    args = parser(program, others).parse_args(argv, argparse.Namespace(argv=argv))
     try:
         if getattr(args, "json", None):
             check_writable(args.json)
