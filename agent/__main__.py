@@ -18,11 +18,19 @@ COMMANDS = {
 """What is not the engine's."""
 
 
+def port(text: str) -> int:
+    """An argparse type."""
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {value}")
+    return value
+
+
 def serve_parser() -> argparse.ArgumentParser:
     """The options of `serve`. Unknown ones are errors."""
     from agent.serve import ServeConfig
 
-    default = ServeConfig()
+    default, positive = ServeConfig(), engine_commands.positive
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} serve", allow_abbrev=False, description="Serve voice calls.")
     add = parser.add_argument
     add(
@@ -30,7 +38,7 @@ def serve_parser() -> argparse.ArgumentParser:
         default=default.access.host,
         help="address to bind; other than loopback needs a token (default: %(default)s)",
     )
-    add("--port", type=int, default=default.port, help="0 takes a free one (default: %(default)s)")
+    add("--port", type=port, default=default.port, help="0 takes a free one (default: %(default)s)")
     engine_commands.add_voice_options(parser)
     add("--token", help="clients must send it as a Bearer token; --token-file keeps it out of the process list")
     add("--token-file", type=Path, metavar="FILE", help="holds the token and nothing else")

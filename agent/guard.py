@@ -1,7 +1,8 @@
 """Decides who may ask what: Host, Origin, token, request rate. It does not know what the routes do.
 
-Checked on every route, in this order: the Host header (a foreign name there is DNS rebinding), the Origin header (a
-foreign page), the rate, and where the route asks for it the token. Without a token only this machine is served.
+Checked on every route, and where there is none, in this order: the Host header (a foreign name there is DNS rebinding),
+the Origin header (a foreign page), the rate, and where the route asks for it the token. Without a token only this
+machine is served.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from agent.allowance import Allowance
 from engine.clock import Clock
+
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024
 BODY_SECONDS = 10.0
@@ -31,6 +35,8 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 """Sent with every answer: the page loads nothing from elsewhere and nobody frames it."""
+
+SCHEMES = ("http", "https")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -61,8 +67,8 @@ class Access:
         if not self.rate > 0:  # also for NaN
             raise AccessError(f"the request rate must be above 0, got {self.rate}")
         for origin in self.allow_origins:
-            parts = urlsplit(origin)
-            if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}":
+            scheme, _, host = origin.partition("://")
+            if scheme not in SCHEMES or not name_of(host):
                 raise AccessError(f"an origin reads like https://example.org[:port], got {origin}")
 
 
@@ -87,19 +93,33 @@ class Guard:
         self._allowance = Allowance(access.rate, 3 * access.rate)
 
     def wrap(self, handler: Handler, *, needs_token: bool = False) -> Handler:
-        """The handler behind the rules. A Refusal that either raises becomes a JSON answer."""
+        """The handler behind the rules. What either raises becomes a JSON answer: nothing leaves without HEADERS."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             try:
                 self.check(request, needs_token)
                 response = await handler(request)
-            except Refusal as refusal:
+            except ConnectionError:  # nobody is left to be answered
+                raise
+            except Exception as error:
+                refusal = _as_refusal(error)
                 self._refused(refusal.status)
                 response = refusal.response()
             response.headers.update(HEADERS | self._cors(request))
             return response
 
         return guarded
+
+    def wrap_unmatched(self, prefix: str) -> Middleware:
+        """A middleware that holds the rules below `prefix` where no route is; requests that have a route pass."""
+        refuse = self.wrap(_no_route)
+
+        @web.middleware
+        async def unmatched(request: web.Request, handler: Handler) -> web.StreamResponse:
+            ours = not prefix or f"{request.path}/".startswith(f"{prefix}/")
+            return await (refuse if ours and request.match_info.http_exception else handler)(request)
+
+        return unmatched
 
     def check(self, request: web.Request, needs_token: bool) -> None:
         """Raises Refusal."""
@@ -126,8 +146,7 @@ class Guard:
         )
 
     def _check_host(self, request: web.Request) -> None:
-        host = request.headers.get("Host", "")
-        name = urlsplit(f"//{host}").hostname or "" if _reads_like_host(host) else ""
+        name = name_of(request.headers.get("Host", ""))
         if name in ("localhost", self._access.host.lower()) or is_address(name):
             return
         if name not in (allowed.lower() for allowed in self._access.allow_hosts):
@@ -137,7 +156,8 @@ class Guard:
         origin = request.headers.get("Origin")
         if origin is None or self._is_allowed(origin):
             return
-        if origin == "null" or urlsplit(origin).netloc.lower() != request.headers["Host"].lower():
+        host = request.headers["Host"].lower()
+        if origin.lower() not in (f"{scheme}://{host}" for scheme in SCHEMES):  # either: TLS may end at a proxy
             raise Refusal(403, "wrong_origin", "pages of this origin may not use the server: see --allow-origin")
 
     def _check_token(self, request: web.Request) -> None:
@@ -146,8 +166,9 @@ class Guard:
             if not is_local(request.remote):
                 raise Refusal(403, "needs_token", "without a token only this machine is served: see --token-file")
             return
-        given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        same = hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
+        if scheme.lower() != "bearer" or not same:
             raise Refusal(401, "needs_token", "a valid Bearer token is needed", WWW_Authenticate="Bearer")
 
     def _is_allowed(self, origin: str) -> bool:
@@ -175,6 +196,8 @@ async def read_body(request: web.Request) -> bytes:
                     raise Refusal(413, "too_long", f"a body has at most {MAX_BODY_BYTES} bytes")
     except TimeoutError as error:
         raise Refusal(408, "too_slow", f"the body must be there within {BODY_SECONDS:g} s") from error
+    except web.RequestPayloadError as error:
+        raise Refusal(400, "bad_request", "the body is not in the encoding that its headers say") from error
     return bytes(body)
 
 
@@ -207,5 +230,24 @@ def network(remote: str | None) -> str:
     return remote
 
 
-def _reads_like_host(host: str) -> bool:
-    return re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", host) is not None
+def name_of(host: str) -> str:
+    """The name or address in host[:port], in lower case and without brackets; empty where it reads otherwise."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?", host)
+    if match is None or (match[1] and not is_address(match[1])):
+        return ""
+    return (match[1] or match[2]).lower()
+
+
+async def _no_route(request: web.Request) -> web.StreamResponse:
+    error = request.match_info.http_exception
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        raise Refusal(405, "wrong_method", f"this route takes {allowed}", Allow=allowed)
+    raise Refusal(404, "not_found", "there is no such route")
+
+
+def _as_refusal(error: Exception) -> Refusal:
+    if isinstance(error, Refusal):
+        return error
+    log.error("a request could not be answered", exc_info=error)
+    return Refusal(500, "internal", "the server failed: its log says why")

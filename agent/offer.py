@@ -6,10 +6,12 @@ It does not know connections: text in, text out.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator
 
 from aiortc.sdp import MediaDescription, SessionDescription
 
+PORTS = range(1, 65536)
 MAX_CANDIDATES = 20
 """Addresses that are tried of one offer: every one costs the server a series of UDP packets to it."""
 LARGEST_EVENT_BYTES = 4096
@@ -23,9 +25,9 @@ class OfferError(ValueError):
 def usable(sdp: str) -> str:
     """The offer as it is to be applied.
 
-    Left out: candidates that are no IP addresses (a browser without microphone sends `.local` names, which cost a
-    second each to resolve), those beyond MAX_CANDIDATES, and the word that no more will come: without candidates the
-    peer is found by its own packets (peer-reflexive, RFC 8445, section 7.3.1.3), for which there is then time.
+    Left out: candidates that are no IP address with a port (a browser without microphone sends `.local` names, which
+    cost a second each to resolve), those beyond MAX_CANDIDATES, and the word that no more will come: without candidates
+    the peer is found by its own packets (peer-reflexive, RFC 8445, section 7.3.1.3), for which there is then time.
     Raises OfferError.
     """
     _check(_parsed(sdp))
@@ -69,9 +71,20 @@ def _check_transport(media: MediaDescription) -> None:
         raise OfferError(f"the {media.kind} section lacks a fingerprint or setup")
     if not media.rtp.muxId:
         raise OfferError(f"the {media.kind} section lacks a mid")
+    port = _sctp_port(media)
+    if media.kind == "application" and port not in PORTS:
+        raise OfferError(f"sctp-port must be from 1 to 65535; it is {'not said' if port is None else port}")
     largest = media.sctpCapabilities.maxMessageSize if media.sctpCapabilities else 0  # 0 is any size
     if 0 < largest < LARGEST_EVENT_BYTES:
         raise OfferError(f"max-message-size must be at least {LARGEST_EVENT_BYTES}; it is {largest}")
+
+
+def _sctp_port(media: MediaDescription) -> int | None:
+    """Drafts of RFC 8841 had it in the m= line; aiortc still takes it from there."""
+    if media.profile != "DTLS/SCTP":
+        return media.sctp_port
+    named = str(media.fmt[0])
+    return int(named) if re.fullmatch("[0-9]{1,5}", named) else None
 
 
 def _check_bundle(session: SessionDescription) -> None:
@@ -85,16 +98,17 @@ def _kept(lines: list[str]) -> Iterator[str]:
     candidates = 0
     for line in lines:
         if line.startswith("a=candidate:"):
-            candidates += _is_address(line)
-            if not _is_address(line) or candidates > MAX_CANDIDATES:
+            candidates += _can_be_tried(line)
+            if not _can_be_tried(line) or candidates > MAX_CANDIDATES:
                 continue
         if line and line != "a=end-of-candidates":
             yield line
 
 
-def _is_address(line: str) -> bool:
+def _can_be_tried(candidate: str) -> bool:
+    address, port = candidate.split()[4:6]
     try:
-        ipaddress.ip_address(line.split()[4])
+        ipaddress.ip_address(address)
     except ValueError:
         return False
-    return True
+    return int(port) in PORTS

@@ -22,12 +22,17 @@ from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
 from agent.calls import CallLimits
+from agent.door import ROUTE, Door, MalformedFilter, noting
 from agent.guard import Access, AccessError, is_loopback
 from agent.server import attach
+from engine.clock import MonotonicClock
 from engine.messages import RuntimeConfig
 from engine.runtime import EngineError, Runtime
 
 access_log = logging.getLogger("agent.access")
+
+SHUTDOWN_SECONDS = 1.0
+"""What requests that are still being read or answered may take at the end."""
 
 
 class ServeError(Exception):
@@ -57,14 +62,14 @@ class AccessLog(AbstractAccessLogger):
         return self.logger.isEnabledFor(logging.INFO)
 
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
-        resource = request.match_info.route.resource if isinstance(request, web.Request) else None
-        route = resource.canonical if resource else "(no such route)"
+        route = request.get(ROUTE, "(no such route)")
         self.logger.info("%s %s %s %d %.0f ms", request.remote, request.method, route, response.status, 1000 * time)
 
 
 def run(config: ServeConfig, started: Callable[[RuntimeConfig], Runtime] = Runtime.start) -> None:
     """Serves until SIGTERM or SIGINT. Raises ServeError, before the voice is loaded where that can be known."""
     tls = tls_context(config)
+    logging.getLogger("aiohttp.server").addFilter(MalformedFilter())
     with bound(config.access.host, config.port) as sock:
         try:
             runtime = started(config.runtime)
@@ -82,18 +87,26 @@ async def serve(config: ServeConfig, runtime: Runtime, sock: socket.socket, tls:
         calls = attach(app, runtime, access=config.access, limits=config.limits)
     except ValueError as error:
         raise ServeError(str(error)) from error
-    runner = web.AppRunner(app, access_log_class=AccessLog, access_log=access_log, handle_signals=False)
+    door = Door(MonotonicClock())
+    app.middlewares.append(noting(door))
+    runner = web.AppRunner(
+        app, access_log_class=AccessLog, access_log=access_log, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS
+    )
     await runner.setup()
+    door.server = runner.server
     gc.collect()
     gc.freeze()  # a full collection of what start-up left takes 70 ms: more than three packets
+    server = await asyncio.get_running_loop().create_server(door, sock=sock, ssl=tls)
+    watch = asyncio.create_task(door.watch())
     try:
-        await web.SockSite(runner, sock, ssl_context=tls).start()
         announce(config, runtime, sock.getsockname()[1])
         await signals.get()
         if not calls.quiet:
             print("ending: what is being said is finished first", file=sys.stderr, flush=True)
         await first(calls.drain(config.drain), signals.get())
     finally:
+        watch.cancel()
+        server.close()
         await runner.cleanup()
 
 
@@ -111,6 +124,7 @@ async def first(*waits: Coroutine[None, None, None]) -> None:
     _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
 
 
 def announce(config: ServeConfig, runtime: Runtime, port: int) -> None:
@@ -173,5 +187,7 @@ def access(
         return Access(host, token, tuple(hosts), tuple(origins), rate)
     except OSError as error:
         raise ServeError(f"the token file {token_file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ServeError(f"the token file {token_file} must be text in UTF-8, found other bytes") from error
     except AccessError as error:
         raise ServeError(str(error)) from error

@@ -55,6 +55,7 @@ def attach(
     add("GET", "healthz", routes.healthz)
     for path, handler in page.files():
         add("GET", path, handler)
+    app.middlewares.append(guard.wrap_unmatched(prefix))
     if prefix:
         app.router.add_get(prefix, guard.wrap(routes.to_page))
 
@@ -89,7 +90,7 @@ class Routes:
 
     async def to_page(self, request: web.Request) -> web.StreamResponse:
         """The page's files are named relative to its folder."""
-        raise web.HTTPFound(f"{request.path}/")
+        return web.Response(status=302, headers={"Location": f"{request.path}/"})
 
     async def healthz(self, request: web.Request) -> web.StreamResponse:
         status = self._calls.status

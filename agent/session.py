@@ -163,17 +163,26 @@ class Session:
         self.send(created)
 
     def receive(self, data: str | bytes) -> None:
-        """One message from the data channel. What cannot be taken is answered with an error event."""
-        if self._allowance.take("", self._clock.now()):
-            if not self._flooded:
-                self._error(ErrorCode.BUSY, f"more than {MESSAGES_A_SECOND:.0f} messages a second: some were dropped")
-            self._flooded = True
-            return
-        self._flooded = False
+        """One message from the data channel. What cannot be taken is answered with an error event.
+
+        A stop is never dropped for coming too fast: silence costs nothing.
+        """
         try:
-            self._handle(decode(data))
+            message = decode(data)
         except ProtocolError as error:
-            self._error(ErrorCode.BAD_REQUEST, str(error))
+            if not self._too_fast():
+                self._error(ErrorCode.BAD_REQUEST, str(error))
+            return
+        if isinstance(message, Stop) or not self._too_fast():
+            self._handle(message)
+
+    def _too_fast(self) -> bool:
+        """Takes one from the allowance; says once that messages are being dropped."""
+        flooded = self._allowance.take("", self._clock.now()) > 0
+        if flooded and not self._flooded:
+            self._error(ErrorCode.BUSY, f"more than {MESSAGES_A_SECOND:.0f} messages a second: some were dropped")
+        self._flooded = flooded
+        return flooded
 
     def _handle(self, message: ClientMessage) -> None:
         match message:

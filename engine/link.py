@@ -28,7 +28,8 @@ class EngineError(RuntimeError):
 def work(connection: Connection, config: RuntimeConfig) -> None:
     """The engine's side. PyTorch is imported here, so that the process of the caller stays without it."""
     if not config.in_process:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the owner decides when this ends
+        for number in (signal.SIGINT, signal.SIGTERM):  # these reach whole groups; the owner decides when this ends
+            signal.signal(number, signal.SIG_IGN)
     from engine.worker import run_worker
 
     run_worker(connection, config)

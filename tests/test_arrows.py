@@ -58,7 +58,7 @@ PURE = (
 AGENT_LEVELS = (
     "protocol lateness pace allowance metrics",
     "playout turn guard",
-    "opus offer wire",
+    "opus offer wire door",
     "track",
     "session",
     "peer",

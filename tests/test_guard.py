@@ -34,6 +34,7 @@ class Gate:
         app.router.add_get("/open", guard.wrap(self.fine))
         app.router.add_get("/secret", guard.wrap(self.fine, needs_token=True))
         app.router.add_post("/echo", guard.wrap(self.echo, needs_token=True))
+        app.router.add_get("/broken", guard.wrap(self.broken))
         app.router.add_options("/echo", guard.wrap(guard.preflight))
         self.server = TestServer(app)
 
@@ -42,6 +43,18 @@ class Gate:
 
     async def echo(self, request: web.Request) -> web.Response:
         return web.json_response({"size": len(await read_body(request))})
+
+    async def broken(self, request: web.Request) -> web.Response:
+        raise LookupError("a secret of the inside")
+
+    async def raw(self, *lines: bytes) -> str:
+        """The head and body of the answer to a request as it stands here: no client would send it."""
+        reader, writer = await asyncio.open_connection(self.server.host, self.server.port)
+        writer.write(b"\r\n".join([*lines, b"Connection: close", b"", b""]))
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return answer.decode()
 
     async def ask(self, method: str, path: str, *, data: Any = None, **headers: str) -> tuple[int, dict[str, Any], Any]:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -79,7 +92,22 @@ async def test_plain_addresses_and_localhost_are_served(gate: Gate, host: str) -
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example.org", "127.0.0.1.evil.org", "localhost.evil.org", "voice.example.org", "a@localhost", "[", ""],
+    [
+        "evil.example.org",
+        "127.0.0.1.evil.org",
+        "localhost.evil.org",
+        "voice.example.org",
+        "a@localhost",
+        "[",
+        "",
+        "[1.2.3]",
+        "[:::::]",
+        "[zz]",
+        "[]",
+        "[localhost]",
+        "localhost:١",
+        "\udcff",
+    ],
 )
 @pytest.mark.parametrize("path", ["/open", "/secret"])
 async def test_a_name_that_is_not_ours_is_dns_rebinding(gate: Gate, host: str, path: str) -> None:
@@ -93,7 +121,10 @@ async def test_a_name_that_was_allowed_is_served(locked: Gate) -> None:
     assert (await locked.ask("GET", "/open", Host="Voice.example.org:443"))[0] == 200
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example.org", "null", "http://localhost:1", "http://127.0.0.1"])
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.example.org", "null", "http://localhost:1", "http://127.0.0.1", "http://[", "http://[zz]", ""],
+)
 async def test_a_foreign_page_is_refused_on_every_route(gate: Gate, origin: str) -> None:
     for path in ("/open", "/secret"):
         status, headers, body = await gate.ask("GET", path, Origin=origin)
@@ -104,6 +135,26 @@ async def test_a_foreign_page_is_refused_on_every_route(gate: Gate, origin: str)
 @pytest.mark.parametrize("scheme", ["http", "https"])  # TLS may end at a proxy
 async def test_its_own_page_is_served(gate: Gate, scheme: str) -> None:
     assert (await gate.ask("GET", "/secret", Origin=f"{scheme}://localhost:99", Host="localhost:99"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "//localhost",
+        "localhost",
+        "http://localhost/x",
+        "http://localhost/",
+        "http://a@localhost",
+        "http://localhost:80",
+        "chrome-extension://localhost",
+        "ws://localhost",
+        "http://localhost#x",
+        "http:localhost",
+    ],
+)
+async def test_what_only_resembles_its_own_page_is_refused(gate: Gate, origin: str) -> None:
+    assert (await gate.ask("GET", "/open", Host="localhost", Origin=origin))[0] == 403
+    assert gate.refused == [403]
 
 
 async def test_cors_names_an_allowed_origin_and_never_a_star(locked: Gate) -> None:
@@ -129,6 +180,22 @@ async def test_a_wrong_token_is_refused_and_not_repeated(locked: Gate, given: st
     assert locked.refused == [401]
 
 
+async def test_a_token_that_is_no_text_is_a_wrong_one(locked: Gate) -> None:
+    answer = await locked.raw(b"GET /secret HTTP/1.1", b"Host: localhost", b"Authorization: Bearer \xff\xfe")
+    assert answer.startswith("HTTP/1.1 401 ")
+    assert "Content-Security-Policy" in answer
+
+
+async def test_a_name_that_is_no_text_is_a_wrong_one(gate: Gate) -> None:
+    assert (await gate.raw(b"GET /open HTTP/1.1", b"Host: \xff\xfe")).split()[1] in ("400", "421")
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])  # RFC 9110, section 11.1
+async def test_the_schemes_case_does_not_matter(locked: Gate, scheme: str) -> None:
+    assert (await locked.ask("GET", "/secret", Authorization=f"{scheme} {TOKEN}"))[0] == 200
+    assert (await locked.ask("GET", "/secret", Authorization=f"{scheme} {TOKEN.upper()}"))[0] == 401
+
+
 async def test_the_right_token_is_let_in(locked: Gate) -> None:
     assert (await locked.ask("GET", "/secret", Authorization=f"Bearer {TOKEN}"))[0] == 200
     assert (await locked.ask("GET", "/open"))[0] == 200
@@ -140,6 +207,28 @@ async def test_every_answer_carries_the_pages_policy(gate: Gate) -> None:
         assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Referrer-Policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize("inside", ["handler", "rules"])
+async def test_a_mistake_of_ours_is_a_500_that_says_nothing_of_the_inside(
+    gate: Gate, inside: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("a secret of the inside")
+
+    if inside == "rules":
+        monkeypatch.setattr(Guard, "check", fail)
+    status, headers, body = await gate.ask("GET", "/broken")
+    assert (status, body["error"]["code"]) == (500, "internal")
+    assert "secret" not in str(body)
+    assert "default-src 'self'" in headers["Content-Security-Policy"]
+    assert gate.refused == [500]
+    assert "a secret of the inside" in caplog.text
+
+
+async def test_a_body_that_is_not_what_its_headers_say_is_a_400(gate: Gate) -> None:
+    status, _, body = await gate.ask("POST", "/echo", data=b"junk", Content_Encoding="gzip")
+    assert (status, body["error"]["code"]) == (400, "bad_request")
 
 
 async def test_a_body_may_have_64_kb_and_not_a_byte_more(gate: Gate) -> None:
@@ -194,11 +283,31 @@ def test_a_token_that_protects_nothing_or_fits_no_header_is_refused(token: str) 
 
 
 @pytest.mark.parametrize(
-    "origin", ["*", "example.org", "https://example.org/", "ftp://example.org", "https://a/b", "null"]
+    "origin",
+    [
+        "*",
+        "example.org",
+        "https://example.org/",
+        "ftp://example.org",
+        "https://a/b",
+        "null",
+        "",
+        "http://[",
+        "http://[zz]",
+        "http://[1.2.3]",
+        "http://",
+        "https://a@example.org",
+        "https://example.org:x",
+    ],
 )
 def test_an_origin_is_spelt_as_browsers_spell_it(origin: str) -> None:
     with pytest.raises(AccessError, match="an origin reads like"):
         Access(allow_origins=(origin,))
+
+
+@pytest.mark.parametrize("origin", ["https://example.org", "http://localhost:8080", "http://[::1]:8080"])
+def test_an_origin_may_have_a_port(origin: str) -> None:
+    assert Access(allow_origins=(origin,)).allow_origins == (origin,)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])

@@ -31,6 +31,12 @@ def candidate(address: str, number: int = 1) -> str:
     return f"a=candidate:{number} 1 udp 2113937151 {address} 5{number:04} typ host\n"
 
 
+def drafted(port: int) -> str:
+    """The offer as drafts of RFC 8841 had it: the SCTP port stands where the protocol stands now."""
+    data = DATA.replace("UDP/DTLS/SCTP webrtc-datachannel", f"DTLS/SCTP {port}")
+    return SESSION + AUDIO + data.replace("a=sctp-port:5000", f"a=sctpmap:{port} webrtc-datachannel 65535")
+
+
 def candidates(sdp: str) -> list[str]:
     return [line.split()[4] for line in sdp.splitlines() if line.startswith("a=candidate:")]
 
@@ -54,6 +60,18 @@ def test_names_are_dropped_and_addresses_stay() -> None:
         OFFER + candidate("0b1c-11.local") + candidate("10.0.0.1") + candidate("host.example.org") + candidate("::1")
     )
     assert candidates(usable(offer)) == ["10.0.0.1", "::1"]
+
+
+@pytest.mark.parametrize(("port", "kept"), [(0, 0), (1, 1), (65_535, 1), (65_536, 0), (-1, 0), (10**12, 0)])
+def test_a_candidate_whose_port_is_none_is_dropped(port: int, kept: int) -> None:
+    offer = OFFER + candidate("10.0.0.1").replace(" 50001 ", f" {port} ")
+    assert len(candidates(usable(offer))) == kept
+
+
+@pytest.mark.parametrize("port", [1, 65_535])
+def test_every_sctp_port_there_is_may_be_named(port: int) -> None:
+    usable(OFFER.replace("a=sctp-port:5000", f"a=sctp-port:{port}"))
+    usable(drafted(port))
 
 
 def test_no_more_candidates_are_tried_than_a_client_has_addresses() -> None:
@@ -84,6 +102,16 @@ def test_the_word_that_no_candidate_will_come_is_dropped_or_ice_would_give_up_at
         (OFFER.replace("a=sctp-port:5000", "a=sctp-port:many"), "no SDP"),
         (OFFER + "a=candidate:1 1 udp\n", "no SDP"),
         (OFFER + "a=max-message-size:100\n", "at least 4096; it is 100"),
+        (
+            OFFER.replace("a=sctp-port:5000", "a=sctp-port:99999999"),
+            "sctp-port must be from 1 to 65535; it is 99999999",
+        ),
+        (OFFER.replace("a=sctp-port:5000", "a=sctp-port:65536"), "sctp-port must be"),
+        (OFFER.replace("a=sctp-port:5000", "a=sctp-port:0"), "sctp-port must be from 1 to 65535; it is 0"),
+        (OFFER.replace("a=sctp-port:5000", "a=sctp-port:-1"), "sctp-port must be"),
+        (OFFER.replace("a=sctp-port:5000\n", ""), "sctp-port must be from 1 to 65535; it is not said"),
+        (drafted(65536), "sctp-port must be"),
+        (drafted(5000).replace("DTLS/SCTP 5000", "DTLS/SCTP many"), "sctp-port must be"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_its_reason(sdp: str, reason: str) -> None:

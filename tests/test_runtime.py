@@ -209,6 +209,15 @@ def test_ttfa_counts_from_the_call_of_submit(runtime: Runtime) -> None:
     assert end.stats.first_chunk_at <= first.get()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_leaves_the_end_to_the_owner(runtime: Runtime, number: signal.Signals) -> None:
+    for process in multiprocessing.active_children():
+        assert process.pid is not None
+        os.kill(process.pid, number)
+    *_, end = runtime.stream(ask(runtime, "Still here.", max_frames=8))
+    assert isinstance(end, Finished)
+
+
 def test_death_of_the_engine_is_told_and_mended() -> None:
     with Runtime.start(RuntimeConfig(device="cpu")) as runtime:
         before = set(multiprocessing.active_children())

@@ -30,9 +30,11 @@ from scripted_runtime import ScriptedRuntime
 from agent import __main__ as command
 from agent import serve
 from agent.calls import CallLimits
+from agent.door import Door, noting
 from agent.guard import Access
 from agent.server import attach
 from agent.session import Session
+from engine.clock import MonotonicClock
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "correct-horse-battery"
@@ -192,6 +194,50 @@ async def test_it_lives_below_a_prefix_in_somebody_elses_application() -> None:
                 assert response.status == status, path
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "nope", 404), ("PUT", "offer", 405), ("POST", "", 405), ("GET", "a/b/c", 404)],
+)
+async def test_the_rules_hold_where_no_route_is(site: Site, method: str, path: str, status: int) -> None:
+    for headers, wanted in (({}, status), ({"Host": "evil.com"}, 421), ({"Origin": "https://evil.com"}, 403)):
+        async with site.client.request(method, path, headers=headers) as response:
+            assert (response.status, response.content_type) == (wanted, "application/json")
+            assert "default-src 'self'" in response.headers["Content-Security-Policy"]
+
+
+async def test_a_method_that_no_route_takes_is_told_which_are(site: Site) -> None:
+    async with site.client.put("offer") as response:
+        assert response.headers["Allow"] == "OPTIONS, POST"
+
+
+async def test_requests_without_a_route_count_too() -> None:
+    async with Site(access=Access(rate=1.0)) as site:
+        statuses = [(await site.client.get("nope")).status for _ in range(4)]
+        assert statuses == [404, 404, 404, 429]
+
+
+async def test_somebody_elses_routes_stay_theirs_and_the_rules_hold_below_the_prefix() -> None:
+    async def theirs(request: web.Request) -> web.Response:
+        return web.Response(text="theirs")
+
+    evil = {"Host": "evil.com"}
+    site = Site(prefix="/voice")
+    site.server.app.router.add_get("/theirs", theirs)
+    site.server.app.router.add_get("/voice/theirs", theirs)  # added later, and still found
+    async with site:
+        for path, status in (("theirs", 200), ("voice/theirs", 200), ("nope", 404), ("voices", 404)):
+            async with site.client.get(path, headers=evil) as response:
+                assert response.status == status, path
+                assert "Content-Security-Policy" not in response.headers, path
+        for method, path in (("GET", "voice/nope"), ("PUT", "voice/offer"), ("POST", "voice")):
+            async with site.client.request(method, path, headers=evil) as response:
+                assert response.status == 421, path
+                assert "Content-Security-Policy" in response.headers, path
+        async with site.client.get("voice", allow_redirects=False) as response:
+            assert (response.status, response.headers["Location"]) == (302, "/voice/")
+            assert "Content-Security-Policy" in response.headers
+
+
 async def test_the_application_is_told_of_sessions_and_may_speak_in_them() -> None:
     from agent.protocol import Speak
 
@@ -252,7 +298,7 @@ async def test_the_log_of_requests_holds_no_query_no_header_and_no_call_id(caplo
         seen.append(request)
         return web.Response()
 
-    app = web.Application()
+    app = web.Application(middlewares=[noting(Door(MonotonicClock()))])
     app.router.add_get("/calls/{id}", keep)
     async with TestServer(app) as server, ClientSession() as client:
         url = server.make_url("/calls/secret-id").with_query(token=TOKEN)

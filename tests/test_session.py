@@ -466,6 +466,15 @@ async def test_a_session_that_is_told_to_end_finishes_and_takes_nothing_new(call
     assert waiting.done()
 
 
+async def test_a_stop_is_never_dropped_in_a_flood(call: Call) -> None:
+    call.speak("a")
+    for _ in range(200):
+        call.client(type="ping")
+    assert call.told("error")[0]["code"] == "busy"
+    call.client(type="stop")
+    assert [stopped["reason"] for stopped in call.told("speech.stopped")] == ["cancelled"]
+
+
 async def test_outputs_after_the_loop_has_closed_are_dropped(executor: ThreadPoolExecutor) -> None:
     engine = ScriptedRuntime()
 
