@@ -84,4 +84,4 @@ class MalformedFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, aiohttp.http_exceptions.HttpProcessingError)
+        return not isinstance(error, aiohttp.http_exceptions.HttpProcessingError | web.RequestPayloadError)

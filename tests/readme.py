@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -20,25 +21,39 @@ def embedding() -> str:
     return program
 
 
+def result(name: str) -> dict[str, Any]:
+    """What a benchmark wrote."""
+    data: dict[str, Any] = json.loads((Path(__file__).parent / "bench" / "results" / f"{name}.json").read_text())
+    return data
+
+
 def figures() -> list[str]:
     """The rows of the README's table of figures, from the JSON that the benchmarks wrote."""
-    results = Path(__file__).parent / "bench" / "results"
-    speech, browser = (json.loads((results / f"{name}.json").read_text()) for name in ("cpu-speech", "browser"))
-    one, two = speech["rows"]
-    turns, stretch = browser["turns"], browser["stretch"]
-    arrival = stretch["inter_arrival_ms"]
+    (one, two), browser = result("cpu-speech")["rows"], result("browser")
+    turns, alone, beside = browser["turns"], browser["stretch"], result("browser-beside-1")["stretch"]
     return [
         f"| RTF of one stream | {one['rtf']:.2f} |",
         f"| TTFA of one stream, p50 / p95 | {one['ttfa_ms_p50']:.0f} / {one['ttfa_ms_p95']:.0f} ms |",
         f"| two streams at once: TTFA p50; utterances with a gap | {two['ttfa_ms_p50']:.0f} ms; {two['underruns']} of "
         f"{two['utterances']} |",
         f"| in Chromium: answer to an offer, p95 | {browser['connects']['answer_ms']['p95']:.0f} ms |",
-        f"| Speak pressed to first audible sample, p50 / p95 | {turns['first_sound_ms']['p50']:.0f} / "
-        f"{turns['first_sound_ms']['p95']:.0f} ms |",
-        f"| Stop pressed to last audible sample, p50 / p95 | {turns['stop_ms']['p50']:.0f} / "
-        f"{turns['stop_ms']['p95']:.0f} ms |",
-        f"| {stretch['speech_seconds']:.0f} s of speech: non-silent concealment; underruns | "
-        f"{stretch['audible_concealed_samples']} samples; {stretch['underruns']} |",
-        f"| RTP timestamp steps of 960; packet to packet p99 | {stretch['timestamp_steps']['960']} of "
-        f"{sum(stretch['timestamp_steps'].values())}; {arrival['p99']:.1f} ms |",
+        f"| Speak pressed to first audible sample, p50 / p95 | {pair(turns['first_sound_ms'])} ms |",
+        f"| Stop pressed to last audible sample, p50 / p95 | {pair(turns['stop_ms'])} ms |",
+        *stretch("one call", alone),
+        *stretch("with a second call beside", beside),
+    ]
+
+
+def pair(figure: dict[str, float]) -> str:
+    return f"{figure['p50']:.0f} / {figure['p95']:.0f}"
+
+
+def stretch(what: str, seen: dict[str, Any]) -> list[str]:
+    """Two rows of speech without a break."""
+    steps, arrival = seen["timestamp_steps"], seen["inter_arrival_ms"]
+    return [
+        f"| {seen['speech_seconds']:.0f} s of speech, {what}: engine busy; non-silent concealment; underruns | "
+        f"{100 * seen['engine_busy_share']:.0f} %; {seen['audible_concealed_samples']} samples; {seen['underruns']} |",
+        f"| RTP timestamp steps of 960; packet to packet p99, largest | {steps['960']} of {sum(steps.values())}; "
+        f"{arrival['p99']:.1f}, {arrival['max']:.1f} ms |",
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from stage import GOLDEN, ROWS, VOICE, load_stage
 from torch import Tensor
 
 from engine import weights
@@ -17,16 +18,9 @@ from engine.backbone import Backbone, BackboneConfig
 from engine.kv_cache import PagedKV
 from engine.weights import CheckpointError
 
-GOLDEN = Path(__file__).parent / "golden" / "breeze"
-VOICE = Path(__file__).parents[1] / "engine" / "voices" / "breeze-mini"
-ROWS = ("design.cond", "design.uncond", "clone.cond")
-
 
 def load(folder: Path) -> Backbone:
-    config = json.loads((folder / "config.json").read_text())["backbone_config"]
-    with torch.device("meta"):
-        backbone = Backbone(BackboneConfig.from_dict(config))
-    return weights.load(backbone, folder, "backbone_model.", dtype=torch.float32, device="cpu").eval()
+    return load_stage(folder, "backbone_config", "backbone_model.", lambda d: Backbone(BackboneConfig.from_dict(d)))
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +39,9 @@ def expected() -> dict[str, Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """With several, MKL cuts a product by rows, and a row's bits depend on its place."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
-    torch.set_num_threads(threads)
 
 
 class Sequences:

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from stage import GOLDEN, ROWS, VOICE, load_stage
 from torch import Tensor
 
-from engine import weights
 from engine.core import SamplingParams
 from engine.depth import DepthConfig, DepthDecoder
 from engine.sampling import SamplingState, draw, guide, uniforms
 
-GOLDEN = Path(__file__).parent / "golden" / "breeze"
-VOICE = Path(__file__).parents[1] / "engine" / "voices" / "breeze-mini"
-ROWS = ("design.cond", "design.uncond", "clone.cond")
-
 
 def load(folder: Path) -> DepthDecoder:
-    config = json.loads((folder / "config.json").read_text())["depth_decoder_config"]
-    with torch.device("meta"):
-        decoder = DepthDecoder(DepthConfig.from_dict(config))
-    return weights.load(decoder, folder, "depth_decoder.", dtype=torch.float32, device="cpu").eval()
+    return load_stage(
+        folder, "depth_decoder_config", "depth_decoder.", lambda d: DepthDecoder(DepthConfig.from_dict(d))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +38,9 @@ def expected() -> dict[str, Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """With several, MKL cuts a product by rows, and a row's bits depend on its place."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
-    torch.set_num_threads(threads)
 
 
 def close(got: Tensor, want: Tensor) -> None:

@@ -416,15 +416,20 @@ async def test_it_says_where_it_listens_and_whose_voice_it_is(process: Process) 
     assert process.lines[1] == "voice scripted, licence Apache-2.0, on nothing\n"
 
 
-async def test_sigterm_lets_speech_end_and_the_process_with_it(process: Process) -> None:
-    url = process.lines[0].split()[-1]
+async def listening(client: ClientSession, letters: int) -> Caller:
+    """A caller in a call, who hears the first of so many letters."""
     caller = Caller()
-    async with ClientSession(base_url=url) as client:
-        async with client.post("offer", json={"sdp": await caller.offer(), "type": "offer"}) as response:
-            answer = await response.json()
-        await caller.accept(answer["sdp"])
-        caller.send(type="speak", id="a", text="x" * 10)
-        await caller.wait(lambda: caller.told("speech.started"))
+    async with client.post("offer", json={"sdp": await caller.offer(), "type": "offer"}) as response:
+        answer = await response.json()
+    await caller.accept(answer["sdp"])
+    caller.send(type="speak", id="a", text="x" * letters)
+    await caller.wait(lambda: caller.told("speech.started"))
+    return caller
+
+
+async def test_sigterm_lets_speech_end_and_the_process_with_it(process: Process) -> None:
+    async with ClientSession(base_url=process.lines[0].split()[-1]) as client:
+        caller = await listening(client, letters=10)
         os.kill(process.process.pid, signal.SIGTERM)
         await caller.wait(lambda: caller.told("speech.stopped"))
     assert caller.told("speech.stopped")[0]["reason"] == "end"
@@ -442,14 +447,8 @@ async def test_sigint_in_silence_ends_at_once(process: Process) -> None:
 
 
 async def test_a_second_signal_does_not_wait_for_speech(process: Process) -> None:
-    url = process.lines[0].split()[-1]
-    caller = Caller()
-    async with ClientSession(base_url=url) as client:
-        async with client.post("offer", json={"sdp": await caller.offer(), "type": "offer"}) as response:
-            answer = await response.json()
-        await caller.accept(answer["sdp"])
-        caller.send(type="speak", id="a", text="x" * 200)
-        await caller.wait(lambda: caller.told("speech.started"))
+    async with ClientSession(base_url=process.lines[0].split()[-1]) as client:
+        caller = await listening(client, letters=200)
         os.kill(process.process.pid, signal.SIGTERM)
         while (await client.get("healthz")).status == 200:  # noqa: ASYNC110
             await asyncio.sleep(0.02)  # until the first signal was taken

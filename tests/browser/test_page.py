@@ -5,8 +5,11 @@ Times are bounded only where another length would mean other words; how fast it 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +19,7 @@ import pytest
 from PIL import Image
 
 from agent.bench_browser import stop_ms
-from agent.browser import Listener, Served, serve, tab
+from agent.browser import BrowserError, Listener, Served, chromium, serve, tab
 from agent.protocol import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -283,6 +286,28 @@ async def test_a_closed_tab_hangs_up(browser: Browser, server: Served, listener:
         await leaving.page.goto("about:blank")
         await settled(listener, server)
         assert await listener.metric("breezert_engine_open_requests") == 0
+
+
+async def test_a_killed_browser_is_noticed_within_its_ping_s_limit(server: Served, listener: Listener) -> None:
+    """It dies right after it began to listen, and says no goodbye."""
+    from playwright.async_api import Error
+
+    with contextlib.suppress(BrowserError, Error):  # what playwright says of a browser that is dead
+        async with chromium() as doomed, tab(doomed, server.url) as leaving:
+            await leaving.connect()
+            await leaving.speak(LONG)
+            await leaving.until_speaking()
+            session = await doomed.new_browser_cdp_session()
+            processes = (await session.send("SystemInfo.getProcessInfo"))["processInfo"]
+            (main,) = [process["id"] for process in processes if process["type"] == "browser"]
+            assert await listener.metric("breezert_peers") == 1
+            os.kill(main, signal.SIGKILL)
+    for _ in range(70):  # 5 s with our ping; without it the server would wait for 9.5 s
+        if not await listener.metric("breezert_peers"):
+            break
+        await listener.page.wait_for_timeout(100)
+    assert await listener.metric("breezert_peers") == 0
+    assert await listener.metric("breezert_engine_open_requests") == 0
 
 
 # ---- how it looks -------------------------------------------------------------------------------------------------
