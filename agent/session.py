@@ -46,6 +46,7 @@ from engine.core import (
     ModelSpec,
     Output,
     Playhead,
+    Queued,
     Request,
     RequestError,
 )
@@ -297,6 +298,8 @@ class Session:
             return  # stopped meanwhile
         if isinstance(output, Chunk):
             self._take_chunk(utterance, output)
+            return
+        if isinstance(output, Queued):
             return
         if isinstance(output, Failed):
             wait = None if output.retry_after is None else 1000 * output.retry_after

@@ -19,7 +19,7 @@ from engine import __version__
 from engine.core import Request, SamplingParams
 from engine.machine import check_writable, describe, write_json
 from engine.messages import EMBEDDED_VOICE, RuntimeConfig
-from engine.predictor import Profile
+from engine.profile import Profile
 from engine.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -100,16 +100,11 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def simulate(args: argparse.Namespace) -> int:
-    from engine.simulator import report
+    from engine.contest import Race, result
 
     profile = read_profile(args.profile) if args.profile else None
-    figures = report(args.requests, args.load, args.seed, profile=profile)
-    if args.json:
-        write_json(args.json, figures)
-    table = Table("figure", "value", title="one simulated run", title_justify="left")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:.6g}")
-    console.print(table)
+    assert profile is not None
+    console.print(result(Race("predictor", args.load, args.seed, args.requests), profile))
     return 0
 
 

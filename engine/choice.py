@@ -17,8 +17,8 @@ from math import inf
 from operator import attrgetter
 
 from engine.core import Limits, Stage, num_sequences
+from engine.policy import Candidate, Decision
 from engine.predictor import Pace, Predictor
-from engine.stream import Stream
 
 STAGE_BEFORE = {Stage.DEPTH: Stage.DECODE, Stage.DECODE: Stage.CODEC}
 SAVING = 0.1
@@ -26,29 +26,19 @@ SAVING = 0.1
 meanwhile waits for its end."""
 
 
-@dataclass(slots=True)
-class Candidate:
-    """A stream with the step that it needs next."""
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The policy that serves callers. See engine.policy.Policy."""
 
-    stream: Stream
-    stage: Stage
-    count: int
-    """As in Row."""
-    slack: float
-    """Seconds that it can wait until its listener runs dry: deadline - now - predicted work for the least that it must
-    send - margin. Minus infinity for a new caller, who is waiting now."""
-    optional: bool = False
-    """That work does not contain this step: frames are pending that could be sent without it."""
+    predictor: Predictor
+    limits: Limits
+    name: str = "predictor"
+    first_chunk: int = 1
+    paced: bool = True
 
-    def joins(self, leader: Candidate) -> bool:
-        """Whether one step can serve both: one stage, and chunks of one size."""
-        return self.stage is leader.stage and (self.stage is not Stage.CODEC or self.count == leader.count)
-
-
-def choose(candidates: Sequence[Candidate], predictor: Predictor, limits: Limits, pace: Pace) -> list[Candidate]:
-    """The rows of the next step, out of at least one candidate; new callers are given in order of arrival. `pace` is
-    what slack was judged by."""
-    return Choice(predictor, limits, pace).rows(candidates)
+    def decide(self, candidates: Sequence[Candidate], pace: Pace, now: float) -> Decision:
+        """`pace` is what slack was judged by."""
+        return Choice(self.predictor, self.limits, pace).decide(candidates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +49,20 @@ class Choice:
     limits: Limits
     pace: Pace
 
-    def rows(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def decide(self, candidates: Sequence[Candidate]) -> Decision:
         starting = [c for c in candidates if c.slack == -inf]
         playing = sorted((c for c in candidates if c.slack > -inf), key=attrgetter("slack"))
         if not starting:
-            batch = self._batch(self._first(playing), playing)
-            return self._sooner(batch, playing) or batch
+            leader = self._first(playing)
+            batch = self._batch(leader, playing)
+            if sooner := self._sooner(batch, playing):
+                return Decision(sooner, f"they can still share the {leader.stage} step of {leader.stream.request_id}")
+            return Decision(batch, "the least slack" if leader is playing[0] else "late unless it goes first")
         cost = self._alone(starting[0])
         urgent = [c for c in playing if c.slack < cost]
         leader = self._first(urgent) if urgent else starting[0]
-        return self._batch(leader, urgent + starting + playing[len(urgent) :])
+        batch = self._batch(leader, urgent + starting + playing[len(urgent) :])
+        return Decision(batch, "its slack is less than a new caller's step" if urgent else "start priority")
 
     def _alone(self, candidate: Candidate) -> float:
         """Seconds of its step without mates."""

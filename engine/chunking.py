@@ -31,9 +31,9 @@ def fitting(frames: int, most: int = LADDER[-1]) -> int:
 
 
 @cache
-def goal(chunks: int, most: int = LADDER[-1]) -> int:
-    """The size, at most `most`, that the next chunk should have after `chunks` earlier ones."""
-    return min(most, 1 << min(chunks, len(LADDER) - 1))
+def goal(chunks: int, most: int = LADDER[-1], first: int = LADDER[0]) -> int:
+    """The size that the next chunk should have after `chunks` earlier ones: from `first` on, up to `most`."""
+    return max(first, min(most, first << min(chunks, len(LADDER) - 1)))
 
 
 def seconds(size: int, pending: int, frame: float, codec: Mapping[int, float]) -> float:

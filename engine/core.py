@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,6 +226,9 @@ class Limits:
     max_lead: float = 4.0
     """Seconds of audio ahead of the playhead beyond which a stream is held between two chunks, on an idle engine too:
     a barge-in then wastes little. Not for a request that never had a playhead, like a file that is written."""
+    max_wait: float = inf
+    """Predicted seconds that a new caller may have to wait until one more stream breaks no deadline; a longer wait is
+    refused as busy. Infinity: nobody is held back for others' deadlines, nor refused before the queue is full."""
     max_batch: Mapping[Stage, int] = field(default_factory=lambda: dict.fromkeys(Stage, 8))
     """Requests a step, by stage, guided or not."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
@@ -348,6 +352,16 @@ Event = Submit | Refused | Cancel | Playhead
 
 
 @dataclass(frozen=True, slots=True)
+class Queued:
+    """A request was accepted that cannot begin yet: no slot is free, or one more stream would break a deadline."""
+
+    request_id: int
+    epoch: int
+    wait: float
+    """Predicted seconds until it begins."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """PCM handed over. Chunks of a request come in order, each frame once.
 
@@ -410,4 +424,6 @@ class Failed:
     """Seconds after which a busy engine may have room."""
 
 
-Output = Chunk | Finished | Failed
+End = Finished | Failed
+"""One of them is the last output of every request."""
+Output = Queued | Chunk | End

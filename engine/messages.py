@@ -24,6 +24,13 @@ class RuntimeConfig:
     """A thread of this process instead of a process of its own: for tests and debuggers."""
     limits: Limits | None = None
     """None holds `num_slots` requests of any length."""
+    max_wait: float = 2.0
+    """As in Limits: predicted seconds that a new caller may have to wait for others' deadlines. Infinity serves
+    everybody at once, late or not."""
+    policy: str = "predictor"
+    """Out of engine.policies.NAMES; the others are emulations, for benches."""
+    explain: bool = False
+    """Print every decision of the scheduler in one line, to standard error."""
     threads: int | None = None
     """Threads of one operation on the CPU; None lets the device decide."""
 

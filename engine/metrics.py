@@ -90,7 +90,8 @@ class Window:
         self.total += value
 
     def quantile(self, share: float) -> float:
-        return quantile(self._ordered, share)
+        """0 as long as there is no value."""
+        return quantile(self._ordered, share) if self._ordered else 0.0
 
 
 class Metrics:

@@ -15,12 +15,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import ceil, inf
 from types import MappingProxyType
-from typing import Any
 
 from engine.chunking import LADDER, largest
 from engine.core import Limits, Stage, Step, num_sequences
+from engine.metrics import Window
+from engine.profile import Profile
 
 QUANTILE = 0.9
+OVERRUN_QUANTILE = 0.99
+"""Of the time that steps took beyond what was predicted: the margin of every deadline, since one such step may come
+between a decision and its end."""
 MAX_JITTER = 0.2
 """Seconds of delivery jitter that are allowed for, however much a listener reports: an allowance is urgency."""
 WINDOW = 32
@@ -41,9 +45,6 @@ PRIOR = MappingProxyType(
 """Seconds a step, and seconds for each token (TEXT, PREFILL), sequence (DECODE, DEPTH) or frame (CODEC): the order of
 magnitude of a voice of 20 M parameters on two CPU cores. The first few steps correct it."""
 
-CostKey = tuple[Stage, int, int]
-"""Stage, sequences, length as Step has them."""
-
 
 def prior(stage: Stage, sequences: int, length: int) -> float:
     """What the step costs, in seconds, as far as is known before anything was measured."""
@@ -60,39 +61,6 @@ def bucket(length: int) -> int:
 def upper(ordered: Sequence[float]) -> float:
     """The QUANTILE of sorted values, rounded down: one outlier among up to eleven values is left out."""
     return ordered[int(QUANTILE * (len(ordered) - 1))]
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Measured seconds of steps on one machine, by stage, batch size and length."""
-
-    name: str
-    samples: Mapping[CostKey, tuple[float, ...]]
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Profile:
-        """From {"voice", "costs": [{"stage", "batch", "length", "seconds": [...]}, ...]}, other keys are ignored.
-        Raises ValueError."""
-        samples: dict[CostKey, tuple[float, ...]] = {}
-        try:
-            for cost in data["costs"]:
-                key = Stage(cost["stage"]), int(cost["batch"]), int(cost["length"])
-                samples[key] = tuple(float(seconds) for seconds in cost["seconds"])
-            name = str(data["voice"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not a cost profile: {error!r}; write one with calibrate") from error
-        for key, seconds in samples.items():
-            if key[1] < 1 or key[2] < 0 or not seconds or not all(0 < value < inf for value in seconds):
-                raise ValueError(f"cost profile {name!r}, {key}: positive seconds expected, got {seconds}")
-        return cls(name, samples)
-
-    def to_dict(self) -> dict[str, Any]:
-        """What from_dict reads."""
-        costs = [
-            {"stage": stage.value, "batch": batch, "length": length, "seconds": list(seconds)}
-            for (stage, batch, length), seconds in self.samples.items()
-        ]
-        return {"voice": self.name, "costs": costs}
 
 
 class Curve:
@@ -218,6 +186,7 @@ class Predictor:
         self._profiled = profile is not None
         self._recent: dict[Stage, dict[tuple[int, int], Recent]] = {stage: {} for stage in Stage}
         self._steps = dict.fromkeys(Stage, 0)
+        self._overruns = Window()
         for (stage, batch, length), seconds in (profile.samples if profile else {}).items():
             self._profile.set(stage, batch, length, upper(sorted(seconds)) / prior(stage, batch, length))
 
@@ -229,9 +198,15 @@ class Predictor:
         """The same for a step that is only considered."""
         return self._live.cost(stage, sequences, length)
 
+    @property
+    def margin(self) -> float:
+        """Seconds by which a step may last longer than predicted."""
+        return self._overruns.quantile(OVERRUN_QUANTILE)
+
     def observe(self, step: Step, elapsed: float) -> None:
         """Learn that the step took `elapsed` seconds."""
         stage, batch, length = step.stage, step.sequences, step.length
+        self._overruns.add(max(0.0, elapsed - self.cost(stage, batch, length)))
         below = self._profile.cost(stage, batch, length)
         recent, key = self._recent[stage], (batch, bucket(length))
         point = recent.pop(key, None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from engine.clock import Clock, MonotonicClock
-from engine.core import Cancel, Chunk, ErrorCode, Failed, Limits, ModelSpec, Output, Playhead, Request
+from engine.core import Cancel, Chunk, End, ErrorCode, Failed, Limits, ModelSpec, Output, Playhead, Request
 from engine.link import EngineError, Link
 from engine.messages import FromWorker, Numbered, Ready, RuntimeConfig, Snapshot, StartFailed
 
@@ -100,13 +100,14 @@ class Runtime:
         with self._changed:
             self._link.send(event)
 
-    def stream(self, request: Request) -> Generator[Output, None, None]:
-        """Submits and yields the outputs as they come. A caller that stops early cancels the request."""
+    def stream(self, request: Request) -> Generator[Chunk | End, None, None]:
+        """Submits and yields the chunks and the end as they come. A caller that stops early cancels the request."""
         outputs: SimpleQueue[Output] = SimpleQueue()
         request_id = self.submit(request, outputs.put)
         try:
-            while isinstance(output := outputs.get(), Chunk):
-                yield output
+            while not isinstance(output := outputs.get(), End):
+                if isinstance(output, Chunk):
+                    yield output
             yield output
         finally:
             self.cancel(request_id)
@@ -158,7 +159,7 @@ class Runtime:
             return
         assert not isinstance(message, Ready | StartFailed), f"a running engine does not start: {message}"
         with self._changed:
-            over = not isinstance(message, Chunk)
+            over = isinstance(message, End)
             request = self._open.pop(message.request_id, None) if over else self._open.get(message.request_id)
             if over:
                 self._deaths = 0

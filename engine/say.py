@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from engine.core import Chunk, Failed, Finished, FinishReason, Output, Request, RequestError, RequestStats
+from engine.core import Chunk, End, Failed, Finished, FinishReason, Request, RequestError, RequestStats
 from engine.runtime import Runtime
 from engine.wav import WavWriter
 
@@ -36,7 +36,7 @@ def say(runtime: Runtime, request: Request, output: str, console: Console) -> Re
     raise AssertionError("a stream ends with Finished or Failed")
 
 
-def served(output: Output) -> Chunk | Finished:
+def served(output: Chunk | End) -> Chunk | Finished:
     """The output, unless it is a failure: RequestError."""
     if isinstance(output, Failed):
         raise RequestError(output.message)

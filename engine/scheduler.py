@@ -12,10 +12,11 @@ the same line for them as new callers do, by the time of its arrival there, so t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil, inf
 
 from engine import chunking
-from engine.choice import Candidate, choose
+from engine.choice import Predicted
 from engine.core import (
     PCM,
     Cancel,
@@ -40,6 +41,7 @@ from engine.core import (
 )
 from engine.metrics import Count, Measure, Metrics
 from engine.pages import PageAllocator
+from engine.policy import Candidate, Explain, Policy, explained
 from engine.predictor import Playback, Predictor, bucket
 from engine.stream import Stream, frame_limit, pages_needed
 
@@ -54,8 +56,18 @@ FIRST_HOLDING = 5.0
 class Scheduler:
     """Which stage runs next, for which requests. One thread calls it, in the order of engine.loop."""
 
-    def __init__(self, spec: ModelSpec, limits: Limits, predictor: Predictor) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        limits: Limits,
+        predictor: Predictor,
+        policy: Policy | None = None,
+        explain: Explain | None = None,
+    ) -> None:
         self.metrics = Metrics()
+        self._policy = policy or Predicted(predictor, limits)
+        self._explain = explain
+        self._max_lead = limits.max_lead if self._policy.paced else inf
         self._spec = spec
         self._limits = limits
         self._predictor = predictor
@@ -108,7 +120,7 @@ class Scheduler:
         assert self._in_flight is None, f"plan before commit of {self._in_flight}"
         self._free()
         self._admit(now)
-        lead = self._limits.max_lead
+        lead = self._max_lead
         running = [stream for stream in self._admitted.values() if now >= stream.due_at(lead)]
         if not running:
             self._wake_at = self._next_due(now)
@@ -116,7 +128,15 @@ class Scheduler:
         guided = any(stream.guided for stream in running)
         self._pace = self._predictor.pace(len(running), self._limits, guided)
         candidates = [self._judge(stream, now) for stream in running]
-        rows = choose(candidates, self._predictor, self._limits, self._pace)
+        decision = self._policy.decide(candidates, self._pace, now)
+        if self._explain is not None:
+            self._explain(explained(decision, candidates, now))
+        if not decision.rows:
+            self._wake_at = decision.wait_until
+            return None
+        return self._begin(decision.rows, now)
+
+    def _begin(self, rows: Sequence[Candidate], now: float) -> Step:
         step = Step(rows[0].stage, tuple(c.stream.row(c.stage, c.count) for c in rows))
         self._in_flight = step, tuple(c.stream for c in rows), now
         return step
@@ -132,6 +152,7 @@ class Scheduler:
         for index, (stream, row) in enumerate(zip(streams, step.rows, strict=True)):
             if self._admitted.get(row.request_id) is stream:
                 stream.stage_seconds[step.stage] += (now - started) / step.batch
+                stream.served_at = now
                 outputs += self._advance(stream, step.stage, row, result, index, now)
         return outputs
 
@@ -196,7 +217,7 @@ class Scheduler:
     def _admit(self, now: float) -> None:
         """Give slots and pages to those who can start, first come first. Who does not fit yet blocks those behind him,
         or small requests would starve a large one."""
-        lead = self._limits.max_lead
+        lead = self._max_lead
         ready = [stream for stream in self._queue.values() if now >= stream.due_at(lead)]
         for stream in sorted(ready, key=lambda stream: stream.waits_since(lead)):
             if not self._reserve(stream):
@@ -219,7 +240,8 @@ class Scheduler:
 
     def _judge(self, stream: Stream, now: float) -> Candidate:
         """What the stream needs next, and how long it can wait for it."""
-        left, codec = -inf if stream.starting else stream.playback.left(now), self._pace.codec
+        left = -inf if stream.starting else stream.playback.left(now) - self._predictor.margin
+        codec = self._pace.codec
         if stream.pending:
             size = self._sendable(stream, left)
             if size:
@@ -237,8 +259,10 @@ class Scheduler:
         pace = self._pace
         if stream.reason is not None:
             return chunking.fitting(stream.pending, pace.largest)
-        wanted = chunking.goal(stream.chunks, pace.largest)
-        return chunking.sendable(stream.pending, wanted, left, pace.frame, pace.codec)
+        wanted = chunking.goal(stream.chunks, pace.largest, self._policy.first_chunk)
+        if self._policy.paced:
+            return chunking.sendable(stream.pending, wanted, left, pace.frame, pace.codec)
+        return wanted if stream.pending >= wanted else 0
 
     def _opening(self, stream: Stream) -> tuple[int, float]:
         """Row.count of its next step while its prompt is not in, and the predicted seconds until it is."""
@@ -262,7 +286,7 @@ class Scheduler:
     def _next_due(self, now: float) -> float | None:
         """When the first of those that are held goes on by itself."""
         streams = (*self._admitted.values(), *self._queue.values())
-        due = [stream.due_at(self._limits.max_lead) for stream in streams]
+        due = [stream.due_at(self._max_lead) for stream in streams]
         return min((at for at in due if now < at < inf), default=None)
 
     # Results
@@ -280,7 +304,8 @@ class Scheduler:
 
     def _chunk(self, stream: Stream, row: Row, pcm: PCM, codes: Codes, now: float) -> Chunk:
         self._measure(stream, row, now)
-        stream.playback.deliver(row.count * self._spec.frame_seconds, now)
+        stream.last_chunk_seconds = row.count * self._spec.frame_seconds
+        stream.playback.deliver(stream.last_chunk_seconds, now)
         final = stream.reason is not None and not stream.pending
         slack = inf if final else self._slack(stream, now)
         return Chunk(stream.request_id, stream.submit.epoch, row.start, pcm, codes, slack, final)
@@ -291,11 +316,11 @@ class Scheduler:
         if stream.reason is not None:
             size = chunking.fitting(pending, pace.largest)
         else:
-            wanted = chunking.goal(stream.chunks, pace.largest)
+            wanted = chunking.goal(stream.chunks, pace.largest, self._policy.first_chunk)
             size = chunking.expected(pending, wanted, playback.left(now), pace.frame, pace.codec)
         reserve = playback.deadline(now) - now
         if playback.clock.known:
-            reserve = min(reserve, self._limits.max_lead)
+            reserve = min(reserve, self._max_lead)
         return reserve - chunking.seconds(size, pending, pace.frame, pace.codec)
 
     def _measure(self, stream: Stream, row: Row, now: float) -> None:

@@ -4,7 +4,7 @@ their time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -17,41 +17,24 @@ from engine import loop
 from engine.core import (
     Cancel,
     Chunk,
+    End,
     Event,
-    Failed,
-    Finished,
-    FinishReason,
     Limits,
-    Mode,
     ModelSpec,
     Output,
     Playhead,
-    Prompt,
-    PromptRow,
-    SamplingParams,
     Stage,
     Step,
     StepResult,
-    Submit,
-    TextSegment,
 )
-from engine.metrics import missing_seconds, quantile
-from engine.predictor import Predictor, Profile, prior
+from engine.policies import PREDICTOR, make
+from engine.policy import Explain
+from engine.predictor import Predictor, prior
+from engine.profile import Profile
 from engine.scheduler import Scheduler
+from engine.traffic import SPEC, Utterance
 
-SPEC = ModelSpec(
-    name="simulated",
-    licence="none",
-    sample_rate=24000,
-    samples_per_frame=1920,
-    num_codebooks=16,
-    max_positions=2048,
-    modes=frozenset(Mode),
-    sampling=SamplingParams(),
-)
 LIMITS = Limits(num_slots=16, num_pages=16 * 128)
-TOKENS_PER_SECOND = 14.0
-"""English speech, a token a character."""
 
 
 class FakeClock:
@@ -130,14 +113,23 @@ class ProfileCosts:
         self._samples: dict[Stage, dict[tuple[int, int], tuple[float, ...]]] = {stage: {} for stage in Stage}
         for (stage, batch, length), seconds in profile.samples.items():
             self._samples[stage][batch, length] = seconds
+        self._nearest: dict[tuple[Stage, int, int], tuple[float, ...]] = {}
         missing = [stage.value for stage, shapes in self._samples.items() if not shapes]
         if missing:
             raise ValueError(f"profile {profile.name!r} has no samples of {', '.join(missing)}; calibrate all stages")
 
     def draw(self, step: Step) -> float:
-        shapes = self._samples[step.stage]
-        enough = [shape for shape in shapes if shape[0] >= step.sequences and shape[1] >= step.length]
-        return self._random.choice(shapes[min(enough) if enough else max(shapes)]) / self._speed
+        shape = step.stage, step.sequences, step.length
+        samples = self._nearest.get(shape)
+        if samples is None:
+            samples = self._nearest[shape] = self.samples(*shape)
+        return self._random.choice(samples) / self._speed
+
+    def samples(self, stage: Stage, sequences: int, length: int) -> tuple[float, ...]:
+        """Those that a step of this shape is drawn from."""
+        shapes = self._samples[stage]
+        enough = [shape for shape in shapes if shape[0] >= sequences and shape[1] >= length]
+        return shapes[min(enough) if enough else max(shapes)]
 
 
 class TimedExecutor:
@@ -163,64 +155,78 @@ class TimedExecutor:
         return StepResult()
 
 
-@dataclass(frozen=True, slots=True)
-class Utterance:
-    """What one scripted caller does. Its request_id is its place in the script."""
-
-    at: float
-    frames: int
-    text_tokens: int = 40
-    rows: int = 1
-    follows: int | None = None
-    cancel_at: float | None = None
-
-    def submit(self, request_id: int) -> Submit:
-        prompt = Prompt((PromptRow((TextSegment((0,) * self.text_tokens),)),) * self.rows)
-        return Submit(request_id, prompt, SamplingParams(), follows=self.follows, submitted_at=self.at)
-
-
 @dataclass(slots=True)
 class Listener:
     """Plays one utterance as it arrives, after the one that it follows, and keeps what the metrics need."""
 
     request_id: int
-    submitted_at: float
+    said: Utterance
     before: Listener | None = None
     arrivals: list[tuple[float, float]] = field(default_factory=list)
     """Instant and seconds of audio of each chunk."""
+    audio: float = 0.0
+    """Seconds that arrived."""
     plays_at: float = 0.0
     """When the first sample is played."""
     runs_out_at: float = 0.0
     underruns: int = 0
-    end: Finished | Failed | None = None
+    extra_buffer: float = 0.0
+    """The delay of the first sample that would have avoided every gap, in seconds."""
+    end: End | None = None
 
     @property
     def ttfa(self) -> float | None:
-        return self.arrivals[0][0] - self.submitted_at if self.arrivals else None
+        return self.arrivals[0][0] - self.said.at if self.arrivals else None
 
     @property
-    def audio(self) -> float:
-        """Seconds."""
-        return sum(seconds for _, seconds in self.arrivals)
-
-    @property
-    def extra_buffer(self) -> float:
-        """The delay of the first sample that would have avoided every gap."""
-        return missing_seconds(self.arrivals, self.plays_at)
+    def unheard(self) -> float:
+        """Seconds of audio that nobody listened to."""
+        return 0.0 if self.said.hears is None else max(0.0, self.audio - self.said.hears)
 
     def hear(self, seconds: float, now: float) -> None:
+        """A chunk arrives. It is late if it comes after all before it was played, by the listener's own clock."""
         if not self.arrivals:
             self.plays_at = self.runs_out_at = max(now, self.before.runs_out_at if self.before else now)
-        self.arrivals.append((now, seconds))
+        self.extra_buffer = max(self.extra_buffer, now - self.plays_at - self._wall(0.0, self.audio))
         self.underruns += now > self.runs_out_at
-        self.runs_out_at = max(self.runs_out_at, now) + seconds
+        self.arrivals.append((now, seconds))
+        self.runs_out_at = max(self.runs_out_at, now) + self._wall(self.audio, seconds)
+        self.audio += seconds
 
-    def playhead(self, now: float, sample_rate: int) -> Playhead | None:
-        """Where it stands, once it plays."""
-        played = self.audio - (self.runs_out_at - now)
-        if now < self.plays_at:
-            return None
-        return Playhead(self.request_id, round(played * sample_rate), now)
+    def _wall(self, position: float, seconds: float) -> float:
+        """Seconds that it takes to play `seconds` of audio from `position` on."""
+        return seconds / self.said.rate + self._stalled(position, position + seconds)
+
+    def _stalled(self, start: float, end: float) -> float:
+        return self.said.stall[1] if start < self.said.stall[0] <= end else 0.0
+
+    def _at(self, position: float) -> float:
+        """When it plays, or begins to stall at, a position that has arrived."""
+        return self.runs_out_at - self._wall(position, self.audio - position)
+
+    def events(self, now: float, sample_rate: int) -> Iterator[tuple[float, Event]]:
+        """What the listener does and says, once its newest chunk has arrived: where it stands, when it stalls and goes
+        on, when it interrupts."""
+        start, (stalls_at, pause) = self.audio - self.arrivals[-1][1], self.said.stall
+        if self.plays_at < now and len(self.arrivals) > 1:
+            yield now, self._playhead(self._position(now), now, sample_rate)
+        if start < stalls_at <= self.audio:
+            at = self._at(stalls_at) - pause
+            yield at, self._playhead(stalls_at, at, sample_rate, running=False)
+            yield at + pause, self._playhead(stalls_at, at + pause, sample_rate)
+        if self.said.hears is not None and start < self.said.hears <= self.audio:
+            yield max(now, self._at(self.said.hears)), Cancel(self.request_id)
+
+    def _position(self, now: float) -> float:
+        """Where it stands, in seconds of audio; of a stall, where it stalled."""
+        stalls_at, pause = self.said.stall
+        left = max(0.0, self.runs_out_at - now)
+        if pause and stalls_at <= self.audio and left > (after := (self.audio - stalls_at) / self.said.rate):
+            left = max(after, left - pause)
+        return self.audio - left * self.said.rate
+
+    def _playhead(self, position: float, at: float, sample_rate: int, running: bool = True) -> Playhead:
+        return Playhead(self.request_id, max(0, round(position * sample_rate)), at, running)
 
 
 @dataclass(slots=True)
@@ -241,27 +247,30 @@ def simulate(
     spec: ModelSpec = SPEC,
     limits: Limits = LIMITS,
     profile: Profile | None = None,
+    policy: str = PREDICTOR,
     playheads: bool = True,
+    explain: Explain | None = None,
 ) -> Simulation:
     """Run the loop until nothing is left to happen. `profile` is what the predictor knows beforehand."""
     listeners: list[Listener] = []
     for number, said in enumerate(script):
-        listeners.append(Listener(number, said.at, None if said.follows is None else listeners[said.follows]))
+        listeners.append(Listener(number, said, None if said.follows is None else listeners[said.follows]))
     clock, simulation = FakeClock(), Simulation(tuple(listeners))
     inbox = ScriptedInbox(clock, _events(script))
     predictor = Predictor(profile)
-    scheduler = Scheduler(spec, limits, predictor)
+    scheduler = Scheduler(spec, limits, predictor, make(policy, predictor, limits), explain)
 
     def deliver(output: Output) -> None:
         simulation.outputs.append((clock.now(), output))
         listener = listeners[output.request_id]
-        if not isinstance(output, Chunk):
+        if isinstance(output, End):
             listener.end = output
+        if not isinstance(output, Chunk):
             return
-        playhead = listener.playhead(clock.now(), spec.sample_rate)
-        if playheads and playhead is not None and listener.arrivals:
-            inbox.push(clock.now(), playhead)
         listener.hear(len(output.pcm) / spec.sample_rate, clock.now())
+        for at, event in listener.events(clock.now(), spec.sample_rate):
+            if playheads or isinstance(event, Cancel):
+                inbox.push(at, event)
 
     frames = {number: said.frames for number, said in enumerate(script)}
     loop.run(inbox, scheduler, TimedExecutor(clock, costs, frames, spec), predictor, clock, deliver)
@@ -274,50 +283,3 @@ def _events(script: Sequence[Utterance]) -> Iterable[tuple[float, Event]]:
         yield said.at, said.submit(number)
         if said.cancel_at is not None:
             yield said.cancel_at, Cancel(number)
-
-
-def poisson(requests: int, load: float, seed: int, spec: ModelSpec = SPEC) -> list[Utterance]:
-    """Callers who come independently, each for one utterance of 2 to 20 s (log-normal, median 4.5 s); `load` is the
-    number of utterances that would play at once on average."""
-    random = Random(seed)
-    seconds = [min(20.0, max(2.0, random.lognormvariate(1.5, 0.6))) for _ in range(requests)]
-    rate = load * requests / sum(seconds)
-    script, at = [], 0.0
-    for length in seconds:
-        at += random.expovariate(rate)
-        script.append(Utterance(at, round(length / spec.frame_seconds), round(length * TOKENS_PER_SECOND)))
-    return script
-
-
-def report(
-    requests: int = 300,
-    load: float = 1.0,
-    seed: int = 0,
-    *,
-    profile: Profile | None = None,
-    speed: float = 1.0,
-    limits: Limits = LIMITS,
-) -> dict[str, float]:
-    """One run in figures. The device is the profile's, or the built-in prior's, `speed` times as fast."""
-    costs = ProfileCosts(profile, seed, speed) if profile else PriorCosts(seed, speed)
-    run = simulate(poisson(requests, load, seed), costs, limits=limits, profile=profile)
-    return {"requests": requests, "load": load, "seed": seed, "speed": speed} | summary(run)
-
-
-def summary(run: Simulation) -> dict[str, float]:
-    """Gaps, first audio and what the device did. A gap is a chunk that arrives later than first delivery + audio
-    delivered before it."""
-    ttfa = sorted(listener.ttfa for listener in run.listeners if listener.ttfa is not None)
-    ends = [listener.end for listener in run.listeners]
-    busy, audio = run.metrics["device_busy_seconds_total"], sum(listener.audio for listener in run.listeners)
-    return {
-        "finished": sum(isinstance(end, Finished) and end.reason is not FinishReason.CANCELLED for end in ends),
-        "failed": sum(isinstance(end, Failed) for end in ends),
-        "requests_with_gaps": sum(listener.extra_buffer > 0 for listener in run.listeners),
-        "max_extra_buffer_ms": 1000 * max((listener.extra_buffer for listener in run.listeners), default=0.0),
-        **{f"ttfa_p{p}_ms": 1000 * quantile(ttfa, p / 100) for p in (50, 95, 99) if ttfa},
-        "audio_seconds": audio,
-        "device_seconds_per_audio_second": busy / audio if audio else 0.0,
-        "device_idle_share": 1 - busy / run.elapsed if run.elapsed else 0.0,
-        "steps": run.metrics["steps_total"],
-    }

@@ -64,6 +64,9 @@ class Stream:
     reason: FinishReason | None = None
     """Why generation is over."""
     first_chunk_at: float | None = None
+    served_at: float = 0.0
+    """When its last step ended; until then, when it came."""
+    last_chunk_seconds: float = 0.0
     stage_seconds: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(Stage, 0.0))
 
     @classmethod
@@ -79,6 +82,7 @@ class Stream:
             submit.prompt.length,
             submit.prompt.text_tokens,
             spec.frame_seconds,
+            served_at=submitted_at,
         )
 
     @property

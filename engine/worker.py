@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from engine import device as devices
@@ -20,6 +22,7 @@ from engine.core import ErrorCode, Event, Output, Refused, RequestError, Submit
 from engine.executor import load
 from engine.loop import run
 from engine.messages import Close, FromWorker, Numbered, Ready, RuntimeConfig, Snapshot, StartFailed
+from engine.policies import make
 from engine.predictor import Predictor
 from engine.scheduler import Scheduler
 
@@ -107,7 +110,9 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
         except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: the device's memory is too small
             connection.send(StartFailed(str(error)))
             return
-        scheduler = Scheduler(model.spec, limits, predictor)
+        limits = replace(limits, max_wait=config.max_wait)
+        policy = make(config.policy, predictor, limits)
+        scheduler = Scheduler(model.spec, limits, predictor, policy, tell if config.explain else None)
         outbox = Outbox(connection, scheduler, clock)
         inbox = Inbox(clock, idle=outbox.tell)
         gc.collect()
@@ -115,6 +120,11 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
         outbox.send(Ready(model.spec, limits, devices.name(model.device)))
         threading.Thread(target=read, args=(connection, model, inbox), name="engine-inbox", daemon=True).start()
         run(inbox, scheduler, executor, predictor, clock, outbox.deliver)
+
+
+def tell(line: str) -> None:
+    """An explanation, to whoever started the engine."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def read(connection: Connection, model: models.Model, inbox: Inbox) -> None:

@@ -19,6 +19,12 @@ STAGES = (
     "kv_cache text backbone depth codec codec_blocks codec_transformer sampling weights config norm rotary "
     "transformer prepared"
 )
+POLICIES = " ".join(
+    f"policies.{name}"
+    for name in (
+        ["ordered", "run_to_completion", "newest_first", "round_robin", "fixed_chunks", "fixed_wait", "urgency_margin"]
+    )
+)
 ENGINE = {
     # pure
     "core": "",
@@ -26,12 +32,18 @@ ENGINE = {
     "pages": "",
     "chunking": "",
     "metrics": "",
-    "predictor": "core chunking",
-    "stream": "core chunking predictor",
-    "choice": "core predictor stream",
-    "scheduler": "core chunking metrics pages predictor stream choice",
+    "profile": "core",
+    "predictor": "core chunking metrics profile",
+    "stream": "core predictor",
+    "policy": "core predictor stream",
+    "choice": "core predictor policy",
+    "policies": f"core choice policy predictor {POLICIES}",
+    **dict.fromkeys(POLICIES.split(), f"core policy predictor policies {POLICIES}"),
+    "scheduler": "core chunking metrics pages predictor stream policy choice",
     "loop": "core clock predictor scheduler",
-    "simulator": "core chunking metrics predictor scheduler loop",
+    "traffic": "core",
+    "simulator": "core policies policy predictor profile scheduler loop traffic",
+    "estimate": "core chunking profile",
     # device
     "device": "",
     **dict.fromkeys(STAGES.split(), f"core device {STAGES}"),
@@ -41,8 +53,14 @@ ENGINE = {
     "messages": "core",
     "executor": f"core device batch messages models {STAGES}",
 }
-SCHEDULING = {"pages", "stream", "choice", "scheduler", "loop", "simulator"}
+SCHEDULING = {"pages", "stream", "policy", "choice", "policies", "scheduler", "loop", "simulator", *POLICIES.split()}
 PURE = (
+    "profile",
+    "policy",
+    "policies",
+    "traffic",
+    "estimate",
+    *POLICIES.split(),
     "core",
     "clock",
     "pages",

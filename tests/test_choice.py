@@ -5,11 +5,12 @@ from math import inf
 
 import pytest
 
-from engine.choice import Candidate, choose
+from engine.choice import Choice
 from engine.core import FinishReason, Limits, Prompt, PromptRow, SamplingParams, Stage, Submit, TextSegment
+from engine.policy import Candidate
 from engine.predictor import Predictor
-from engine.simulator import SPEC
 from engine.stream import Stream
+from engine.traffic import SPEC
 
 Cost = Callable[[Stage, int, int], float]
 LIMITS = Limits(max_batch=dict.fromkeys(Stage, 3), max_step_seconds=0.100)
@@ -41,7 +42,7 @@ def candidate(
 def chosen(*candidates: Candidate, cost: Cost = cheap) -> list[int]:
     predictor = Priced(cost)
     pace = predictor.pace(len(candidates), LIMITS)
-    return [c.stream.request_id for c in choose(candidates, predictor, LIMITS, pace)]
+    return [c.stream.request_id for c in Choice(predictor, LIMITS, pace).decide(candidates).rows]
 
 
 def test_the_least_slack_goes_first() -> None:

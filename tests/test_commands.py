@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from engine.__main__ import main
 from engine.core import Stage
 from engine.machine import check_writable, write_json
-from engine.predictor import Profile
+from engine.profile import Profile
 
 GOLDEN = Path(__file__).parent / "golden" / "breeze"
 TINY = ("--voice", str(GOLDEN / "checkpoint"), "--device", "cpu")

@@ -22,7 +22,8 @@ from engine.core import (
 from engine.loop import run
 from engine.predictor import Predictor
 from engine.scheduler import Scheduler
-from engine.simulator import SPEC, FakeClock, PriorCosts, ScriptedInbox, TimedExecutor
+from engine.simulator import FakeClock, PriorCosts, ScriptedInbox, TimedExecutor
+from engine.traffic import SPEC
 
 
 class Closing:

@@ -5,7 +5,8 @@ from math import inf
 import pytest
 
 from engine.core import Limits, Row, Stage, Step
-from engine.predictor import FORGET_AFTER, MAX_JITTER, Playback, PlaybackClock, Predictor, Profile, prior
+from engine.predictor import FORGET_AFTER, MAX_JITTER, Playback, PlaybackClock, Predictor, prior
+from engine.profile import Profile
 
 
 def step(stage: Stage, batch: int = 1, length: int = 1) -> Step:

@@ -31,7 +31,7 @@ from engine.core import (
 )
 from engine.predictor import Predictor
 from engine.scheduler import Scheduler
-from engine.simulator import SPEC
+from engine.traffic import SPEC
 
 COSTS = {Stage.TEXT: 0.010, Stage.PREFILL: 0.010, Stage.DECODE: 0.005, Stage.DEPTH: 0.015, Stage.CODEC: 0.010}
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.core import Cancel, Chunk, Failed, Finished, FinishReason, Limits, Row, Stage, Step
-from engine.predictor import Profile
+from engine.core import Cancel, Chunk, Failed, Finished, FinishReason, Limits, Playhead, Row, Stage, Step
+from engine.profile import Profile
 from engine.simulator import (
     FakeClock,
     Listener,
@@ -11,12 +11,9 @@ from engine.simulator import (
     ProfileCosts,
     ScriptedInbox,
     Simulation,
-    Utterance,
-    poisson,
-    report,
     simulate,
-    summary,
 )
+from engine.traffic import Utterance, poisson
 
 
 def step(stage: Stage, batch: int = 1, length: int = 1) -> Step:
@@ -101,7 +98,7 @@ class TestParts:
             ProfileCosts(Profile("half", {(Stage.TEXT, 1, 1): (0.01,)}))
 
     def test_a_listener_plays_without_a_pause_or_has_an_underrun(self) -> None:
-        listener = Listener(1, submitted_at=10.0)
+        listener = Listener(1, Utterance(10.0, 25))
         listener.hear(0.08, 10.1)
         listener.hear(0.16, 10.15)
         assert (listener.ttfa, listener.underruns, listener.extra_buffer) == (pytest.approx(0.1), 0, 0.0)
@@ -111,15 +108,17 @@ class TestParts:
         assert listener.runs_out_at == pytest.approx(10.48)
 
     def test_what_follows_plays_after_what_went_before(self) -> None:
-        first = Listener(1, submitted_at=10.0)
+        first = Listener(1, Utterance(10.0, 25))
         first.hear(1.0, 10.1)
-        second = Listener(2, submitted_at=10.0, before=first)
+        second = Listener(2, Utterance(10.0, 25), before=first)
         second.hear(0.08, 10.5)
-        assert second.runs_out_at == pytest.approx(11.18)
-        assert second.playhead(10.5, 24000) is None
-        playhead = second.playhead(11.14, 24000)
-        assert playhead is not None
-        assert playhead.played_samples == 960
+        second.hear(0.08, 10.6)
+        assert second.runs_out_at == pytest.approx(11.26)
+        assert list(second.events(10.6, 24000)) == []
+        second.hear(0.08, 11.14)
+        ((at, playhead),) = second.events(11.14, 24000)
+        assert isinstance(playhead, Playhead)
+        assert (at, playhead.played_samples) == (11.14, 960)
 
 
 class TestRuns:
@@ -202,27 +201,12 @@ class TestBesideOthers:
     def test_shorter_steps_cost_little(self) -> None:
         """Chunks of 16 alone, and never more than 5 % above them: 24 ms a frame and 15.9 for its share of a chunk."""
         run = simulate([Utterance(0.0, 150)], ProfileCosts(SLOW_CODEC), profile=SLOW_CODEC)
-        assert summary(run)["device_seconds_per_audio_second"] < 1.05 * (0.024 + 0.254 / 16) / 0.080
+        busy = run.metrics["device_busy_seconds_total"]
+        assert busy / run.listeners[0].audio < 1.05 * (0.024 + 0.254 / 16) / 0.080
 
 
-class TestReport:
-    def test_it_is_plain_figures(self) -> None:
-        figures = report(requests=20, load=1.0, seed=3)
-        assert figures["finished"] == 20
-        assert figures["failed"] == 0
-        assert 0 < figures["ttfa_p50_ms"] <= figures["ttfa_p95_ms"] <= figures["ttfa_p99_ms"]
-        assert 0 < figures["device_idle_share"] < 1
-        assert all(isinstance(value, int | float) for value in figures.values())
-
-    def test_the_same_seed_gives_the_same_figures(self) -> None:
-        assert report(10, 1.0, 1) == report(10, 1.0, 1) != report(10, 1.0, 2)
-
-    def test_a_slower_device_is_busier(self) -> None:
-        slow, fast = report(10, 0.5, 1, speed=0.8), report(10, 0.5, 1, speed=1.25)
-        assert slow["device_seconds_per_audio_second"] > fast["device_seconds_per_audio_second"]
-
-    def test_callers_come_at_the_rate_that_the_load_asks_for(self) -> None:
-        script = poisson(2000, 3.0, seed=0)
-        audio = sum(said.frames * 0.08 for said in script)
-        assert audio / script[-1].at == pytest.approx(3.0, rel=0.1)
-        assert all(25 <= said.frames <= 250 for said in script)
+def test_callers_come_at_the_rate_that_the_load_asks_for() -> None:
+    script = poisson(2000, 3.0, seed=0)
+    audio = sum(said.frames * 0.08 for said in script)
+    assert audio / script[-1].at == pytest.approx(3.0, rel=0.1)
+    assert all(25 <= said.frames <= 250 for said in script)

@@ -3,8 +3,8 @@
 from math import inf
 
 from engine.core import FinishReason, Limits, Prompt, PromptRow, Row, SamplingParams, Stage, Submit, TextSegment
-from engine.simulator import SPEC
 from engine.stream import Stream, frame_limit
+from engine.traffic import SPEC
 
 
 def submit(*tokens: int, max_frames: int = 100) -> Submit:

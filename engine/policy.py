@@ -1,0 +1,96 @@
+"""What a scheduling policy decides, and how a decision is told in one line. It decides nothing itself.
+
+A policy is asked after every step, for the streams that may run. Engine.choice is the one that serves callers;
+engine.policies are emulations of others, for comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+from engine.core import Stage
+from engine.predictor import Pace
+from engine.stream import Stream
+
+SHOWN = 8
+"""Candidates that an explanation names."""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A stream with the step that it needs next."""
+
+    stream: Stream
+    stage: Stage
+    count: int
+    """As in Row."""
+    slack: float
+    """Seconds that it can wait until its listener runs dry: deadline - now - predicted work for the least that it must
+    send - margin. Minus infinity for a new caller, who is waiting now."""
+    optional: bool = False
+    """That work does not contain this step: frames are pending that could be sent without it."""
+
+    def joins(self, leader: Candidate) -> bool:
+        """Whether one step can serve both: one stage, and chunks of one size."""
+        return self.stage is leader.stage and (self.stage is not Stage.CODEC or self.count == leader.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The rows of the next step, or none and the instant until which the device is left idle for batch-mates."""
+
+    rows: Sequence[Candidate]
+    why: str
+    wait_until: float = inf
+
+
+class Policy(Protocol):
+    """What the scheduler asks. An emulation says in `source` where its settings come from."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def paced(self) -> bool:
+        """It knows where listeners stand: a chunk that would come too late is sent in part, and a stream that is far
+        ahead is held. Others finish every chunk, and generate as fast as they can."""
+        ...
+
+    @property
+    def first_chunk(self) -> int:
+        """Frames of the first chunk; the next ones grow up to the largest that pays, but are never smaller."""
+        ...
+
+    def decide(self, candidates: Sequence[Candidate], pace: Pace, now: float) -> Decision:
+        """About at least one candidate; new callers are given in order of arrival."""
+        ...
+
+
+Explain = Callable[[str], None]
+"""Takes one line for each decision."""
+
+
+def explained(decision: Decision, candidates: Sequence[Candidate], now: float) -> str:
+    """The choice, why, and what else could have run, by slack."""
+    if decision.rows:
+        leader, size = decision.rows[0], len(decision.rows)
+        frames = f" x{leader.count}" if leader.stage is Stage.CODEC else ""
+        what = f"{leader.stage}{frames} for {_names(decision.rows)} ({size} of {len(candidates)})"
+    else:
+        what = f"nothing until {decision.wait_until:.4f}"
+    chosen = {id(row) for row in decision.rows}
+    others = sorted((c for c in candidates if id(c) not in chosen), key=lambda c: c.slack)
+    return f"{now:.4f} {what}: {decision.why}; not {_names(others) or 'anybody'}"
+
+
+def _names(candidates: Sequence[Candidate]) -> str:
+    shown = ", ".join(_named(candidate) for candidate in candidates[:SHOWN])
+    return shown + (f" and {len(candidates) - SHOWN} more" if len(candidates) > SHOWN else "")
+
+
+def _named(candidate: Candidate) -> str:
+    slack = "new" if candidate.slack == -inf else f"{1000 * candidate.slack:.0f} ms"
+    return f"{candidate.stream.request_id}:{candidate.stage}[{slack}]"

@@ -1,0 +1,93 @@
+"""What steps cost on one machine: measured samples, not their means, so that tails survive. It predicts nothing.
+
+The one bridge from the device to the simulator, written by `calibrate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from random import Random
+from typing import Any
+
+from engine.core import Limits, Stage
+
+CostKey = tuple[Stage, int, int]
+"""Stage, sequences, length as Step has them."""
+LIMITS = ("num_slots", "num_pages", "page_size", "max_prefill_tokens")
+"""Those that a profile keeps, beside max_batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Measured seconds of steps on one machine, by stage, batch size and length."""
+
+    name: str
+    samples: Mapping[CostKey, tuple[float, ...]]
+    sources: Mapping[CostKey, str] = field(default_factory=dict)
+    """Whether they were measured or estimated."""
+    limits: Limits | None = None
+    """Of the engine that they are meant for."""
+    load: float | None = None
+    """Mean number of streams at once at which newest-first first has gaps (engine.contest)."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Profile:
+        """From {"voice", "costs": [{"stage", "batch", "length", "source", "seconds": [...]}, ...], "limits", "load"},
+        other keys are ignored. Raises ValueError."""
+        samples: dict[CostKey, tuple[float, ...]] = {}
+        sources: dict[CostKey, str] = {}
+        try:
+            for cost in data["costs"]:
+                key = Stage(cost["stage"]), int(cost["batch"]), int(cost["length"])
+                samples[key] = tuple(float(seconds) for seconds in cost["seconds"])
+                sources[key] = str(cost.get("source", "measured"))
+            name, limits = str(data["voice"]), _limits(data.get("limits"))
+            load = None if data.get("load") is None else float(data["load"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not a cost profile: {error!r}; write one with calibrate") from error
+        for key, seconds in samples.items():
+            if key[1] < 1 or key[2] < 0 or not seconds or not all(0 < value < inf for value in seconds):
+                raise ValueError(f"cost profile {name!r}, {key}: positive seconds expected, got {seconds}")
+        if load is not None and not 0 < load < inf:
+            raise ValueError(f"cost profile {name!r}: a positive load expected, got {load}")
+        return cls(name, samples, sources, limits, load)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What from_dict reads."""
+        data: dict[str, Any] = {"voice": self.name}
+        if self.limits is not None:
+            max_batch = {stage.value: most for stage, most in self.limits.max_batch.items()}
+            data["limits"] = {name: getattr(self.limits, name) for name in LIMITS} | {"max_batch": max_batch}
+        if self.load is not None:
+            data["load"] = self.load
+        data["costs"] = [
+            {
+                "stage": stage.value,
+                "batch": batch,
+                "length": length,
+                "source": self.sources.get((stage, batch, length), "measured"),
+                "seconds": list(seconds),
+            }
+            for (stage, batch, length), seconds in self.samples.items()
+        ]
+        return data
+
+    def halves(self, seed: int) -> tuple[Profile, Profile]:
+        """Two profiles that share no sample (except where there is only one), so that what is fitted on one half can
+        be judged by the other."""
+        random, first, second = Random(seed), {}, {}
+        for key, seconds in self.samples.items():
+            shuffled = random.sample(seconds, len(seconds))
+            half = len(shuffled) // 2
+            first[key], second[key] = tuple(shuffled[:half] or shuffled), tuple(shuffled[half:])
+        return replace(self, samples=first), replace(self, samples=second)
+
+
+def _limits(data: Mapping[str, Any] | None) -> Limits | None:
+    if data is None:
+        return None
+    num_slots, num_pages, page_size, max_prefill_tokens = (int(data[name]) for name in LIMITS)
+    max_batch = {Stage(name): int(most) for name, most in data["max_batch"].items()}
+    return Limits(num_slots, num_pages, page_size, max_prefill_tokens=max_prefill_tokens, max_batch=max_batch)
