@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from engine import __main__ as engine_commands
@@ -23,6 +24,14 @@ def port(text: str) -> int:
     value = int(text)
     if not 0 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {value}")
+    return value
+
+
+def patience(text: str) -> float:
+    """An argparse type: seconds from 0 to inf."""
+    value = float(text)
+    if not value >= 0:  # also for NaN
+        raise argparse.ArgumentTypeError(f"must be seconds from 0 on, or inf, got {text}")
     return value
 
 
@@ -63,6 +72,14 @@ def serve_parser() -> argparse.ArgumentParser:
         help="utterances that one call may have waiting (default: %(default)s)",
     )
     add(
+        "--max-wait",
+        type=patience,
+        default=default.runtime.max_wait,
+        metavar="SECONDS",
+        help="what a new caller may have to wait, as predicted, until one more voice makes nobody stutter; who would "
+        "wait longer is refused as busy: 0 refuses at once, inf serves everybody, late or not (default: %(default)s)",
+    )
+    add(
         "--max-rate",
         type=float,
         default=default.access.rate,
@@ -92,9 +109,8 @@ def serve(argv: Sequence[str]) -> int:
             args.host, args.token, args.token_file, args.allow_host, args.allow_origin, args.max_rate
         )
         limits = CallLimits(max_peers=args.max_peers, max_queued=args.max_queued)
-        config = server.ServeConfig(
-            engine_commands.runtime_config(args), access, limits, args.port, args.tls_cert, args.tls_key, args.drain
-        )
+        runtime = replace(engine_commands.runtime_config(args), max_wait=args.max_wait)
+        config = server.ServeConfig(runtime, access, limits, args.port, args.tls_cert, args.tls_key, args.drain)
         server.run(config)
     except server.ServeError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)

@@ -24,3 +24,7 @@ class Pace:
             due_at = now
         self._due_at = due_at
         return due_at
+
+    def behind(self, instant: float) -> float:
+        """Seconds by which the packet pulled last is overdue at `instant`: those after it follow so much sooner."""
+        return 0.0 if self._due_at is None else max(0.0, instant - self._due_at)

@@ -6,6 +6,7 @@ It knows neither clocks nor networks nor engines: every instant is an argument.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -28,9 +29,6 @@ FIRST_EXTRA = 0.04
 """Seconds that the lead grows by after an underrun; twice as much after the next, and so on."""
 EXTRA_HALF_LIFE = 5.0
 """Seconds of steady playback in which half of that is given back."""
-DEFERRED = 0.5
-"""Seconds of slack from which on the engine may serve others first: a chunk is then not late, though it was predicted
-for earlier."""
 
 
 class CueKind(StrEnum):
@@ -85,8 +83,8 @@ class Speech:
     """Arrival of the first samples since it last stood still."""
     start_at: float = 0.0
     """Not to be played before, while it stands still."""
-    expected_at: float | None = None
-    """Predicted arrival of the next chunk."""
+    due_at: float | None = None
+    """When the next chunk is to be there: as predicted, or later, where the engine has time to serve others first."""
 
     @property
     def over(self) -> bool:
@@ -115,16 +113,18 @@ class PlayoutBuffer:
     """Utterances in order, back to back; each starts as soon as what is to come will be there in time.
 
     A chunk comes with the engine's slack: the seconds by which the next chunk is predicted to be early. How far that is
-    to be trusted is learned: `lead` is a decaying quantile of how late chunks came against their prediction, plus an
-    extra after every underrun. Slack that covers the lead lets speech start at once, otherwise it is held for what is
-    lacking, at most `max_hold`. A packet counts as sent once the next one is popped; `flush` is told about the last.
+    to be trusted is learned: `lead` is a decaying quantile of how late chunks came against their prediction, as far as
+    that was not the engine's patience with others, plus an extra after every underrun. Slack that covers the lead lets
+    speech start at once, otherwise it is held for what is lacking, at most `max_hold`. `jitter` is another quantile, of
+    the time that chunks took to come here: the engine learns it, to be done that much sooner. A packet counts as sent
+    once the next one is popped; `flush` is told about the last.
     """
 
     def __init__(self, sample_rate: int, *, max_hold: float = MAX_HOLD) -> None:
         self.sample_rate = sample_rate
         self.epoch = 0
         self._max_hold = max_hold
-        self._lateness = Lateness()
+        self._lateness, self._transit = Lateness(), Lateness()
         self._extra = 0.0
         self._queue: deque[Speech] = deque()
         self._fade: PCM = np.zeros(0, np.int16)
@@ -139,8 +139,10 @@ class PlayoutBuffer:
 
     @property
     def jitter(self) -> float:
-        """Seconds by which chunks come later than predicted: the decaying quantile."""
-        return self._lateness.value
+        """Seconds that chunks take from the engine's hand to this buffer: the decaying quantile. How much later than
+        predicted they come is not in it: that is the engine's own doing where it serves others first, because there is
+        time, and told of it the engine would take its patience for urgency."""
+        return self._transit.value
 
     @property
     def lead(self) -> float:
@@ -157,13 +159,25 @@ class PlayoutBuffer:
         speech = self._find(utterance)
         return speech.played if speech else 0
 
-    def push(self, utterance: str, epoch: int, pcm: PCM, now: float, slack: float, final: bool = False) -> bool:
-        """Takes a chunk that arrived at `now`; its slack is in seconds. False: it is of an older epoch, and dropped."""
+    def push(
+        self,
+        utterance: str,
+        epoch: int,
+        pcm: PCM,
+        now: float,
+        slack: float,
+        final: bool = False,
+        made_at: float | None = None,
+    ) -> bool:
+        """Takes a chunk that arrived at `now` and left the engine at `made_at`, where that is known; its slack is in
+        seconds. False: it is of an older epoch, and dropped."""
+        if made_at is not None:
+            self._transit.observe(now - made_at)
         speech = self._find(utterance)
         if epoch < self.epoch or speech is None:
             return False
-        if speech.expected_at is not None:
-            self._lateness.observe(now - speech.expected_at)
+        if speech.due_at is not None:
+            self._lateness.observe(now - speech.due_at)
         if pcm.size and not speech.playing and speech.held_since is None:
             speech.held_since = now
             if speech.started:
@@ -223,7 +237,7 @@ class PlayoutBuffer:
         """Says when the speech may start, and when its next chunk is predicted."""
         start_at = self._assumed_start(speech, now)
         run_out_at = start_at + speech.buffered / self.sample_rate
-        speech.expected_at = run_out_at - slack if slack < DEFERRED else None
+        speech.due_at = run_out_at - min(slack, MIN_LEAD) if slack < math.inf else None
         if speech.held_since is not None:
             held_since = speech.held_since if speech.started else start_at
             speech.start_at = min(start_at + max(0.0, self.lead - slack), held_since + self._max_hold)

@@ -73,6 +73,15 @@ class SessionCreated(Server, tag="session.created", frozen=True):
     max_queued: int
 
 
+class SpeechQueued(Server, tag="speech.queued", frozen=True):
+    """The utterance has to wait, because one more voice would make others stutter. wait_ms: predicted, until it begins.
+
+    Not sent for what begins at once, nor for what only waits for the utterance before it."""
+
+    id: str
+    wait_ms: float
+
+
 class SpeechStarted(Server, tag="speech.started", frozen=True):
     """The utterance's first packet was sent. ttfa_ms counts from the speak message to the first PCM."""
 
@@ -129,7 +138,9 @@ class Pong(Server, tag="pong", frozen=True):
 
 
 ClientMessage = Speak | Stop | Stats | Ping
-ServerMessage = SessionCreated | SpeechStarted | SpeechProgress | SpeechUnderrun | SpeechStopped | Error | Pong
+ServerMessage = (
+    SessionCreated | SpeechQueued | SpeechStarted | SpeechProgress | SpeechUnderrun | SpeechStopped | Error | Pong
+)
 
 _decoder = msgspec.json.Decoder(ClientMessage)
 _encoder = msgspec.json.Encoder()

@@ -1,6 +1,7 @@
 """The routes: offer, calls, health, metrics, page. It does not know WebRTC, or what is said.
 
-    POST   /offer        {sdp, type} -> {sdp, type, id}       token
+    POST   /offer        {sdp, type} -> {sdp, type, id},      token
+                         or 503 and Retry-After while busy
     DELETE /calls/{id}                                        token
     GET    /metrics      Prometheus                           token
     GET    /healthz      200, or 503 while draining or down   open
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
+from math import ceil
 from typing import Any
 
 from aiohttp import web
@@ -80,7 +82,8 @@ class Routes:
         except OfferError as error:
             raise Refusal(400, "bad_request", str(error)) from error
         except CallRefused as error:
-            raise Refusal(503, "busy", str(error), Retry_After=str(round(error.retry_after))) from error
+            seconds = str(max(1, ceil(error.retry_after)))  # whole ones: RFC 9110, section 10.2.3
+            raise Refusal(503, "busy", str(error), Retry_After=seconds) from error
         return web.json_response({"sdp": answer, "type": "answer", "id": call_id})
 
     async def hang_up(self, request: web.Request) -> web.StreamResponse:

@@ -29,6 +29,7 @@ from agent.protocol import (
     SessionCreated,
     Speak,
     SpeechProgress,
+    SpeechQueued,
     SpeechStarted,
     SpeechStopped,
     SpeechUnderrun,
@@ -40,6 +41,7 @@ from agent.track import SpeechTrack
 from engine.clock import Clock
 from engine.core import (
     Chunk,
+    End,
     ErrorCode,
     Failed,
     FinishReason,
@@ -137,7 +139,7 @@ class Session:
         self._refusing: str | None = None
         self._allowance = Allowance(MESSAGES_A_SECOND, 2 * MESSAGES_A_SECOND)
         self._flooded = False
-        self._stalls = 0
+        self._stalls, self._behind = 0, 0.0
         self._listener_jitter = 0.0
         self._playhead_at = self._progress_at = float("-inf")
 
@@ -276,7 +278,7 @@ class Session:
     # ---- to and from the engine -------------------------------------------------------------------------------
 
     def _submit_waiting(self) -> None:
-        """Hands the engine the next utterances, each with the one that it continues."""
+        """Hands the engine the next utterances, each with the one that it continues: not one that failed."""
         room = LOOKAHEAD - sum(utterance.in_engine for utterance in self._live.values())
         follows: int | None = None
         for utterance in self._live.values():
@@ -284,7 +286,8 @@ class Session:
                 room -= 1
                 request = replace(utterance.request, follows=follows)
                 utterance.request_id = self._engine.submit(request, partial(self._deliver, utterance))
-            follows = utterance.request_id
+            if utterance.reason != FAILED:
+                follows = utterance.request_id
 
     def _deliver(self, utterance: Utterance, output: Output) -> None:
         """Called on the engine's reader thread."""
@@ -298,14 +301,18 @@ class Session:
             return  # stopped meanwhile
         if isinstance(output, Chunk):
             self._take_chunk(utterance, output)
-            return
-        if isinstance(output, Queued):
-            return
-        if isinstance(output, Failed):
-            wait = None if output.retry_after is None else 1000 * output.retry_after
-            reason = output.message[:MAX_REASON_CHARS]
-            self._report(Error(code=output.code, message=reason, id=utterance.id, retry_after_ms=wait))
-        utterance.reason = FAILED if isinstance(output, Failed) else output.reason
+        elif isinstance(output, Queued):
+            self.send(SpeechQueued(id=utterance.id, wait_ms=1000 * output.wait))
+        else:
+            self._take_end(utterance, output)
+
+    def _take_end(self, utterance: Utterance, end: End) -> None:
+        """What waits behind an utterance that was refused is asked for all the same, and gets its own answer."""
+        if isinstance(end, Failed):
+            wait = None if end.retry_after is None else 1000 * end.retry_after
+            reason = end.message[:MAX_REASON_CHARS]
+            self._report(Error(code=end.code, message=reason, id=utterance.id, retry_after_ms=wait))
+        utterance.reason = FAILED if isinstance(end, Failed) else end.reason
         self._buffer.end(utterance.id)
         self._submit_waiting()
         self._settle(utterance)
@@ -316,30 +323,43 @@ class Session:
             utterance.first_pcm_at = now
             if not utterance.waited:
                 self._metrics.ttfa.observe(now - utterance.asked_at)
-        self._buffer.push(utterance.id, chunk.epoch, chunk.pcm, now, chunk.slack, chunk.final)
+        self._buffer.push(utterance.id, chunk.epoch, chunk.pcm, now, chunk.slack, chunk.final, chunk.made_at)
 
-    def _playhead(self, utterance: str, played_samples: int, at: float, running: bool) -> None:
-        request_id = self._live[utterance].request_id
-        if request_id is not None:
+    def _playhead(self, utterance: Utterance, played_samples: int, at: float, running: bool) -> None:
+        """Where the playback clock stands: that of the packets, the instants at which they are taken from the buffer.
+
+        The engine is to be early by what its chunks take to come here, and by the jitter of the listener's network.
+        What his own jitter buffer holds (jitterBufferDelay by jitterBufferEmittedCount) is time beyond this clock
+        before he runs dry: nothing has to come sooner for it, so it is not counted.
+        """
+        if utterance.request_id is not None:
             jitter = self._buffer.jitter + self._listener_jitter
-            self._engine.playhead(Playhead(request_id, played_samples, at, running, jitter))
+            self._playhead_at = at
+            self._engine.playhead(Playhead(utterance.request_id, played_samples, at - self._behind, running, jitter))
 
     # ---- from the track ---------------------------------------------------------------------------------------
 
     def _packet_sent(self, packet: Packet) -> None:
         self._metrics.packets.inc()
-        self._metrics.stalls.inc(self.track.pace.stalls - self._stalls)
-        self._stalls = self.track.pace.stalls
+        self._follow_pace(packet.at)
         for cue in packet.cues:
             if cue.utterance in self._live:
                 self._take_cue(self._live[cue.utterance], cue)
         if packet.playing in self._live and not packet.cues:
             self._progress(self._live[packet.playing], packet)
 
+    def _follow_pace(self, at: float) -> None:
+        """A clock that stood still with the packets is told at once. One that is behind catches up within the next
+        packets, so it counts as if it had: from where it stands now, deadlines would seem later than they are."""
+        pace = self.track.pace
+        if pace.stalls > self._stalls:
+            self._playhead_at = float("-inf")
+        self._metrics.stalls.inc(pace.stalls - self._stalls)
+        self._stalls, self._behind = pace.stalls, pace.behind(at)
+
     def _take_cue(self, utterance: Utterance, cue: Cue) -> None:
         running = cue.kind in (CueKind.STARTED, CueKind.RESUMED)
-        self._playhead(cue.utterance, cue.played_samples, cue.at, running)
-        self._playhead_at = cue.at
+        self._playhead(utterance, cue.played_samples, cue.at, running)
         utterance.paused = cue.kind is CueKind.PAUSED
         match cue.kind:
             case CueKind.STARTED:
@@ -360,8 +380,7 @@ class Session:
 
     def _progress(self, utterance: Utterance, packet: Packet) -> None:
         if packet.at - self._playhead_at >= PLAYHEAD_SECONDS:
-            self._playhead_at = packet.at
-            self._playhead(utterance.id, packet.played_samples, packet.at, running=True)
+            self._playhead(utterance, packet.played_samples, packet.at, running=True)
         if packet.at - self._progress_at >= PROGRESS_SECONDS:
             self._progress_at = packet.at
             heard, buffered = self._ms(self._buffer.heard(utterance.id)), 1000 * self._buffer.buffered

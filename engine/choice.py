@@ -3,8 +3,9 @@
 In order of precedence:
   1. A playing stream whose slack is smaller than the step that a new caller would run: the one with the least slack.
   2. A new caller, first come first: first audio counts most.
-  3. The playing stream with the least slack. If all have time, those one stage behind it go first, so that they
-     share its step (waiting for batch-mates).
+  3. The playing stream with the least slack.
+Those one stage behind go first, so that they share the step (waiting for batch-mates), if all have time for that; for a
+new caller's step only while the device is strained.
 Whoever is ready for the same stage then joins, if that saves enough time, keeps the step within
 Limits.max_step_seconds, and breaks no deadline that would otherwise hold, or else if his own would break.
 """
@@ -24,6 +25,10 @@ STAGE_BEFORE = {Stage.DEPTH: Stage.DECODE, Stage.DECODE: Stage.CODEC}
 SAVING = 0.1
 """Share of the time of two separate steps that a shared one must save: it lasts longer than either, and whoever comes
 meanwhile waits for its end."""
+
+EASE = 1.5
+"""Seconds of slack that half of the playing streams have while the device has time to spare: then a new caller's steps
+do not wait for batch-mates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,8 @@ class Choice:
         urgent = [c for c in playing if c.slack < cost]
         leader = self._first(urgent) if urgent else starting[0]
         batch = self._batch(leader, urgent + starting + playing[len(urgent) :])
+        if _strained(playing) and (sooner := self._sooner(batch, playing)):
+            return Decision(sooner, f"they can still share the {leader.stage} step of {leader.stream.request_id}")
         return Decision(batch, "its slack is less than a new caller's step" if urgent else "start priority")
 
     def _alone(self, candidate: Candidate) -> float:
@@ -104,8 +111,12 @@ class Choice:
         """Seconds that the leader's step may take without breaking a deadline that would hold if it went alone. Who
         joins has slack that allows for this step."""
         usual = max(cost, self.pace.turn(leader.stage, leader.count))
-        times = [c.slack if c.optional or not c.joins(leader) else c.slack + usual for c in everyone]
-        return min((time for time in times if time > cost), default=inf)
+        least = inf
+        for c in everyone:
+            time = c.slack + usual if not c.optional and c.joins(leader) else c.slack
+            if cost < time < least:
+                least = time
+        return least
 
     def _sooner(self, waiting: Sequence[Candidate], playing: Sequence[Candidate]) -> list[Candidate] | None:
         """The step that brings others to the stage where `waiting` stands, if waiting for them pays and harms
@@ -115,15 +126,20 @@ class Choice:
         behind = next((c for c in playing if c.stage is before and c.stream.reason is None), None)
         if behind is None or not room:
             return None
-        first = self._batch(behind, playing)
-        if len(first) > room:
-            return None
+        first = self._batch(behind, playing)[:room]
         some, others = (any(c.stream.guided for c in rows) for rows in (waiting, first))
         together = self._cost(stage, len(waiting) + len(first), some or others)
         apart = self._cost(stage, len(waiting), some) + self._cost(stage, len(first), others)
         sooner = self._cost(first[0].stage, len(first), others, max(c.count for c in first))
-        fits = together <= self.limits.max_step_seconds and sooner + together <= playing[0].slack
+        usual = max(self.pace.turn(stage, 1), together)
+        slack = min(c.slack + usual if c.stage is stage else c.slack for c in playing)
+        fits = together <= self.limits.max_step_seconds and sooner + together <= slack
         return first if fits and _pays(together, apart) else None
+
+
+def _strained(playing: Sequence[Candidate]) -> bool:
+    """Whether full batches count for more than a new caller's next few milliseconds; by streams in order of slack."""
+    return bool(playing) and playing[len(playing) // 2].slack < EASE
 
 
 def _pays(together: float, apart: float) -> bool:

@@ -378,6 +378,9 @@ class Chunk:
     """Seconds between the predicted arrival of the next chunk and the instant at which the audio delivered so far runs
     out, if it is played without a pause from its first delivery (or as the playhead says). Infinity on the last."""
     final: bool = False
+    made_at: float | None = None
+    """When the engine handed it over (its clock, CLOCK_MONOTONIC): what it takes from then on to arrive is delivery
+    jitter. None: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +395,8 @@ class RequestStats:
     audio_seconds: float
     stage_seconds: Mapping[Stage, float]
     """Time of the steps that this request took part in, shared steps divided by their rows."""
+    text_tokens: int = 0
+    """Of its prompt, all rows together."""
 
     @property
     def ttfa(self) -> float | None:

@@ -28,6 +28,8 @@ class Count(StrEnum):
     STEPS = "steps_total"
     BUSY = "device_busy_seconds_total"
     """Seconds that the device spent in steps; the rest of the time it idled."""
+    OVERRUNS = "overruns_total"
+    """Steps that took longer than the upper quantile that was predicted: about one in ten."""
     FRAMES = "frames_total"
     """Frames handed over as audio."""
     CHUNKS = "chunks_total"
@@ -37,7 +39,7 @@ class Count(StrEnum):
 
 
 class Measure(StrEnum):
-    """Things that have a size; quantiles are kept of the latest values. Seconds, except RTF."""
+    """Things that have a size; quantiles are kept of the latest values. Seconds, unless it says otherwise."""
 
     TTFA = "ttfa_seconds"
     """Time to first audio: submit to first PCM delivered. An utterance without audio has none."""
@@ -46,6 +48,8 @@ class Measure(StrEnum):
     faster than real time."""
     QUEUED = "queued_seconds"
     """Submit to the moment at which slots and pages were given."""
+    PREDICTION_ERROR = "prediction_error"
+    """What a step took more or less than its predicted mean, as a share of that."""
     LATENESS = "lateness_seconds"
     """How late a chunk was that missed its deadline."""
 

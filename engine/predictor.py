@@ -2,8 +2,9 @@
 
 Costs are known in layers, each correcting the one below: the built-in prior (an affine guess), a profile of measured
 steps, the steps seen lately. A layer interpolates between the batch sizes that it knows and scales what is below by
-its nearest ratio elsewhere, so a size never seen costs what its neighbours suggest, and never nothing. Every figure is
-an upper quantile, so it holds a margin. A batch size is a number of sequences, as core.num_sequences counts them.
+its nearest ratio elsewhere, so a size never seen costs what its neighbours suggest, and never nothing. A cost is an
+upper quantile, so it holds a margin; the mean is kept beside it. A batch size is a number of sequences, as
+core.num_sequences counts them.
 """
 
 from __future__ import annotations
@@ -61,6 +62,12 @@ def bucket(length: int) -> int:
 def upper(ordered: Sequence[float]) -> float:
     """The QUANTILE of sorted values, rounded down: one outlier among up to eleven values is left out."""
     return ordered[int(QUANTILE * (len(ordered) - 1))]
+
+
+def typical(ordered: Sequence[float]) -> float:
+    """The mean of sorted values without those above the QUANTILE."""
+    usual = ordered[: int(QUANTILE * (len(ordered) - 1)) + 1]
+    return sum(usual) / len(usual)
 
 
 class Curve:
@@ -141,13 +148,13 @@ class Recent:
         self._sorted = list(believed)
         self.seen_at = 0
 
-    def add(self, ratio: float) -> float:
-        """Add one and return the upper quantile."""
+    def add(self, ratio: float) -> tuple[float, float]:
+        """Add one and return the upper quantile and the mean."""
         if len(self._order) == WINDOW:
             del self._sorted[bisect_left(self._sorted, self._order.popleft())]
         self._order.append(ratio)
         insort(self._sorted, ratio)
-        return upper(self._sorted)
+        return upper(self._sorted), typical(self._sorted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +167,8 @@ class Pace:
     """By chunk size in frames."""
     largest: int
     """Frames of the largest chunk that is worth its time."""
+    margin: float
+    """What a step may last longer than predicted."""
 
     @property
     def frame(self) -> float:
@@ -181,14 +190,16 @@ class Predictor:
     """Costs of steps from what was seen lately, on top of a profile (or the built-in prior)."""
 
     def __init__(self, profile: Profile | None = None) -> None:
-        self._profile = Layer(prior)
-        self._live = Layer(self._profile.cost)
+        self._profile, self._profile_mean = Layer(prior), Layer(prior)
+        self._live, self._live_mean = Layer(self._profile.cost), Layer(self._profile_mean.cost)
         self._profiled = profile is not None
         self._recent: dict[Stage, dict[tuple[int, int], Recent]] = {stage: {} for stage in Stage}
         self._steps = dict.fromkeys(Stage, 0)
         self._overruns = Window()
         for (stage, batch, length), seconds in (profile.samples if profile else {}).items():
-            self._profile.set(stage, batch, length, upper(sorted(seconds)) / prior(stage, batch, length))
+            below, ordered = prior(stage, batch, length), sorted(seconds)
+            self._profile.set(stage, batch, length, upper(ordered) / below)
+            self._profile_mean.set(stage, batch, length, typical(ordered) / below)
 
     def predict(self, step: Step) -> float:
         """Seconds that the step will take, with the margin of an upper quantile."""
@@ -197,6 +208,10 @@ class Predictor:
     def cost(self, stage: Stage, sequences: int, length: int = 1) -> float:
         """The same for a step that is only considered."""
         return self._live.cost(stage, sequences, length)
+
+    def mean(self, stage: Stage, sequences: int, length: int = 1) -> float:
+        """Seconds that such steps take on average, without a margin."""
+        return self._live_mean.cost(stage, sequences, length)
 
     @property
     def margin(self) -> float:
@@ -216,7 +231,9 @@ class Predictor:
             point = Recent([self.cost(stage, batch, length) / below] if measured else [])
         recent[key] = point  # last again: the dict stays in order of last use
         point.seen_at = self._steps[stage] = self._steps[stage] + 1
-        self._live.set(stage, batch, length, point.add(max(elapsed, 1e-9) / below))
+        high, mean = point.add(max(elapsed, 1e-9) / below)
+        self._live.set(stage, batch, length, high)
+        self._live_mean.set(stage, batch, length, mean * below / self._profile_mean.cost(stage, batch, length))
         self._forget(stage)
 
     def pace(self, streams: int, limits: Limits, guided: bool = False) -> Pace:
@@ -233,7 +250,8 @@ class Predictor:
 
         codec = {size: turn(Stage.CODEC, size) for size in LADDER}
         alone = {size: self.cost(Stage.CODEC, 1, size) for size in LADDER}
-        return Pace(turn(Stage.DECODE), turn(Stage.DEPTH), codec, largest(alone, limits.max_step_seconds))
+        most = largest(alone, limits.max_step_seconds)
+        return Pace(turn(Stage.DECODE), turn(Stage.DEPTH), codec, most, self.margin)
 
     def _forget(self, stage: Stage) -> None:
         recent = self._recent[stage]
@@ -241,6 +259,7 @@ class Predictor:
         if recent[oldest].seen_at < self._steps[stage] - FORGET_AFTER:
             del recent[oldest]
             self._live.remove(stage, *oldest)
+            self._live_mean.remove(stage, *oldest)
 
 
 @dataclass(slots=True)

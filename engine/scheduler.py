@@ -13,6 +13,7 @@ the same line for them as new callers do, by the time of its arrival there, so t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, inf
 
 from engine import chunking
@@ -31,6 +32,7 @@ from engine.core import (
     ModelSpec,
     Output,
     Playhead,
+    Queued,
     Refused,
     Row,
     Stage,
@@ -43,14 +45,25 @@ from engine.metrics import Count, Measure, Metrics
 from engine.pages import PageAllocator
 from engine.policy import Candidate, Explain, Policy, explained
 from engine.predictor import Playback, Predictor, bucket
+from engine.room import Room
 from engine.stream import Stream, frame_limit, pages_needed
 
 REMEMBERED = 256
 """Ended utterances whose place on the playback clock is kept, for their playheads and for what follows them."""
 SMALLEST_PREFILL = 16
 """Prompt positions that one prefill step may have, however long it takes."""
-FIRST_HOLDING = 5.0
-"""Seconds that a request is taken to hold its slots while none has ended yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """The step that runs now."""
+
+    step: Step
+    streams: tuple[Stream, ...]
+    started_at: float
+    mean: float
+    cost: float
+    """Seconds that it was expected to take, on average and at most."""
 
 
 class Scheduler:
@@ -77,12 +90,14 @@ class Scheduler:
         self._admitted: dict[int, Stream] = {}
         self._leaving: list[Stream] = []
         self._said: dict[int, Playback] = {}
-        self._in_flight: tuple[Step, tuple[Stream, ...], float] | None = None
+        self._in_flight: Flight | None = None
         self._pace = predictor.pace(1, limits)
         self._parts = {guided: self._part(guided) for guided in (False, True)}
         """By what is known now and not later: how a prompt is parted may change the last bit of what is computed, and
         a request's codes must not depend on the load."""
-        self._holding = FIRST_HOLDING
+        self._room = Room(predictor, limits, spec.frame_seconds)
+        self._strain = 0.0
+        """Seconds that a playing stream lacked when last planned: no new caller begins before that is over."""
         self._wake_at: float | None = None
 
     @property
@@ -97,6 +112,7 @@ class Scheduler:
             "requests_active": float(len(self._admitted)),
             "slots_free": float(self._slots.num_free),
             "pages_free": float(self._pages.num_free),
+            "retry_after_seconds": self._retry_after(),
         }
 
     def apply(self, event: Event, now: float) -> list[Output]:
@@ -123,11 +139,13 @@ class Scheduler:
         lead = self._max_lead
         running = [stream for stream in self._admitted.values() if now >= stream.due_at(lead)]
         if not running:
+            self._strain = 0.0
             self._wake_at = self._next_due(now)
             return None
         guided = any(stream.guided for stream in running)
         self._pace = self._predictor.pace(len(running), self._limits, guided)
         candidates = [self._judge(stream, now) for stream in running]
+        self._strain = max((-c.slack for c in candidates if -inf < c.slack < 0), default=0.0)
         decision = self._policy.decide(candidates, self._pace, now)
         if self._explain is not None:
             self._explain(explained(decision, candidates, now))
@@ -138,37 +156,44 @@ class Scheduler:
 
     def _begin(self, rows: Sequence[Candidate], now: float) -> Step:
         step = Step(rows[0].stage, tuple(c.stream.row(c.stage, c.count) for c in rows))
-        self._in_flight = step, tuple(c.stream for c in rows), now
+        shape = step.stage, step.sequences, step.length
+        expected = self._predictor.mean(*shape), self._predictor.cost(*shape)
+        self._in_flight = Flight(step, tuple(c.stream for c in rows), now, *expected)
         return step
 
     def commit(self, step: Step, result: StepResult, now: float) -> list[Output]:
         """Take the planned step's result in; returns its audio and the ends. Rows cancelled meanwhile are dropped."""
-        assert self._in_flight is not None and self._in_flight[0] is step, f"commit of a step not planned: {step}"
-        _, streams, started = self._in_flight
+        flight = self._in_flight
+        assert flight is not None and flight.step is step, f"commit of a step not planned: {step}"
         self._in_flight = None
-        self.metrics.count(Count.STEPS)
-        self.metrics.count(Count.BUSY, now - started)
+        elapsed = now - flight.started_at
+        self._observe(flight, elapsed)
         outputs: list[Output] = []
-        for index, (stream, row) in enumerate(zip(streams, step.rows, strict=True)):
+        for index, (stream, row) in enumerate(zip(flight.streams, step.rows, strict=True)):
             if self._admitted.get(row.request_id) is stream:
-                stream.stage_seconds[step.stage] += (now - started) / step.batch
+                stream.stage_seconds[step.stage] += elapsed / step.batch
                 stream.served_at = now
                 outputs += self._advance(stream, step.stage, row, result, index, now)
         return outputs
+
+    def _observe(self, flight: Flight, elapsed: float) -> None:
+        self.metrics.count(Count.STEPS)
+        self.metrics.count(Count.BUSY, elapsed)
+        self.metrics.count(Count.OVERRUNS, elapsed > flight.cost)
+        self.metrics.observe(Measure.PREDICTION_ERROR, abs(elapsed / flight.mean - 1))
 
     # Entry
 
     def _submit(self, submit: Submit, now: float) -> list[Output]:
         self.metrics.count(Count.SUBMITTED)
-        refusal = self._impossible(submit)
-        if refusal is None:
+        answer: Queued | Failed | None = self._impossible(submit)
+        if answer is None:
             self._enqueue(submit, now)
             self._admit(now)
-            refusal = self._overflow(submit)
-        if refusal is None:
-            return []
-        self.metrics.count(Count.REFUSED)
-        return [refusal]
+            answer = self._wait(submit)
+        if isinstance(answer, Failed):
+            self.metrics.count(Count.REFUSED)
+        return [answer] if answer else []
 
     def _impossible(self, submit: Submit) -> Failed | None:
         """Why this request could never be served, whatever the load."""
@@ -193,38 +218,91 @@ class Scheduler:
         stream = Stream.accept(submit, self._spec, self._limits, now)
         if submit.follows is not None:
             stream.after = self._find(submit.follows)
-            self._follow(stream, self._said.get(submit.follows), now)
+            said = self._said.get(submit.follows)
+            if stream.after is not None:
+                stream.reply_at = stream.after.reply_at
+            elif said is not None:
+                stream.reply_at = now
+                self._follow(stream, said, now)
         self._queue[submit.request_id] = stream
 
-    def _follow(self, stream: Stream, said: Playback | None, now: float) -> None:
-        """Start it where `said` ends; as a new caller, if that was cut off or there is silence already."""
-        if said is not None and said.deadline(now) > now:
+    def _follow(self, stream: Stream, said: Playback, now: float) -> None:
+        """Start it where `said` ends; at once, if there is silence already."""
+        if said.deadline(now) > now:
             stream.playback = Playback(said.clock, said.end)
             stream.continues = True
 
-    def _overflow(self, submit: Submit) -> Failed | None:
-        """Busy, if the request just enqueued is one more of its kind, in a reply or not, than may wait."""
+    def _wait(self, submit: Submit) -> Queued | Failed | None:
+        """What the request just enqueued is told, unless it begins at once: how long it has to wait, or that this would
+        be too long, or that too many of its kind, in a reply or not, wait already. What continues a reply waits for the
+        end of what went before, and needs no answer."""
         stream = self._queue.get(submit.request_id)
         if stream is None:
             return None
         others = sum(other.in_reply == stream.in_reply for other in self._queue.values()) - 1
-        if others < self._limits.max_queued:
+        wait = self._until_room()
+        if others >= self._limits.max_queued:
+            reason = f"{others} requests are waiting already"
+        elif stream.in_reply:
             return None
+        elif wait > self._limits.max_wait:
+            reason = "all voices are busy"
+        else:
+            return Queued(submit.request_id, submit.epoch, wait)
         del self._queue[submit.request_id]
-        reason = f"{others} requests are waiting already: try again later"
-        return _refusal(submit, ErrorCode.BUSY, reason, self._holding / max(1, len(self._admitted)))
+        return _refusal(submit, ErrorCode.BUSY, reason, wait)
+
+    def _until_room(self, more: int = 0) -> float:
+        """Predicted seconds until the last new caller who waits begins, or another one with `more` rows behind him."""
+        waiting = [len(stream.pages_needed) for stream in self._queue.values() if not stream.in_reply]
+        rows = sum(waiting) + more
+        if self._slots.num_free >= rows and self._fits(rows):
+            return self._strain
+        return self._room.wait(len(waiting) - (not more), self._active())
+
+    def _retry_after(self) -> float:
+        """What a new caller would be told now, if he were refused; else 0."""
+        waiting = sum(not stream.in_reply for stream in self._queue.values())
+        wait = self._until_room(more=1)
+        return wait if wait > self._limits.max_wait or waiting >= self._limits.max_queued else 0.0
+
+    def _active(self) -> int:
+        """Streams that take the device's time, one of each reply."""
+        generating = sum(stream.reason is None for stream in self._admitted.values())
+        return generating + sum(stream.has_place for stream in self._queue.values())
+
+    def _fits(self, rows: int) -> bool:
+        """Whether so many more rows break no deadline. Alone, a stream always may."""
+        if self._limits.max_wait == inf:
+            return True
+        generating = sum(len(stream.slots) for stream in self._admitted.values() if stream.reason is None)
+        continuing = sum(len(stream.pages_needed) for stream in self._queue.values() if stream.has_place)
+        return not (generating + continuing) or self._room.fits(generating + continuing + rows)
+
+    def _holds_back(self, stream: Stream) -> bool:
+        """Whether it is a new caller who has to wait for others' deadlines."""
+        if stream.reply_at is not None or self._limits.max_wait == inf:
+            return False
+        return self._strain > 0 or not self._fits(len(stream.pages_needed))
 
     def _admit(self, now: float) -> None:
         """Give slots and pages to those who can start, first come first. Who does not fit yet blocks those behind him,
-        or small requests would starve a large one."""
-        lead = self._max_lead
+        or small requests would starve a large one. A new caller who would break a deadline blocks new callers only."""
+        lead, held = self._max_lead, False
         ready = [stream for stream in self._queue.values() if now >= stream.due_at(lead)]
         for stream in sorted(ready, key=lambda stream: stream.waits_since(lead)):
+            held = held or self._holds_back(stream)
+            if held and stream.reply_at is None:
+                continue
             if not self._reserve(stream):
                 return
-            self._admitted[stream.request_id] = self._queue.pop(stream.request_id)
-            stream.admitted_at = now
-            self.metrics.observe(Measure.QUEUED, now - stream.submitted_at)
+            self._enter(stream, now)
+
+    def _enter(self, stream: Stream, now: float) -> None:
+        self._admitted[stream.request_id] = self._queue.pop(stream.request_id)
+        if stream.reply_at is None:
+            stream.reply_at = now
+        self.metrics.observe(Measure.QUEUED, now - stream.submitted_at)
 
     def _reserve(self, stream: Stream) -> bool:
         """All that the stream may ever need, or nothing: who was admitted cannot run out later."""
@@ -240,29 +318,29 @@ class Scheduler:
 
     def _judge(self, stream: Stream, now: float) -> Candidate:
         """What the stream needs next, and how long it can wait for it."""
-        left = -inf if stream.starting else stream.playback.left(now) - self._predictor.margin
-        codec = self._pace.codec
-        if stream.pending:
-            size = self._sendable(stream, left)
+        pace = self._pace
+        left = -inf if stream.starting else stream.playback.left(now) - pace.margin
+        if pending := stream.pending:
+            size = self._sendable(stream, pending, left)
             if size:
-                return Candidate(stream, Stage.CODEC, size, left - codec[size])
-            least = codec[chunking.fitting(stream.pending, self._pace.largest)]  # could be sent instead
+                return Candidate(stream, Stage.CODEC, size, left - pace.codec[size])
+            least = pace.codec[chunking.fitting(pending, pace.largest)]  # could be sent instead
             return Candidate(stream, stream.stage, 1, left - least, optional=True)
-        left -= self._pace.frame + codec[1]
+        left -= pace.frame + pace.codec[1]
         if stream.prefilled < stream.prompt_length:
             count, seconds = self._opening(stream)
             return Candidate(stream, stream.stage, count, left - seconds)
         return Candidate(stream, stream.stage, 1, left)
 
-    def _sendable(self, stream: Stream, left: float) -> int:
+    def _sendable(self, stream: Stream, pending: int, left: float) -> int:
         """How many of its pending frames to send now; 0 means: make more frames first."""
         pace = self._pace
         if stream.reason is not None:
-            return chunking.fitting(stream.pending, pace.largest)
+            return chunking.fitting(pending, pace.largest)
         wanted = chunking.goal(stream.chunks, pace.largest, self._policy.first_chunk)
         if self._policy.paced:
-            return chunking.sendable(stream.pending, wanted, left, pace.frame, pace.codec)
-        return wanted if stream.pending >= wanted else 0
+            return chunking.sendable(pending, wanted, left, pace.frame, pace.codec)
+        return wanted if pending >= wanted else 0
 
     def _opening(self, stream: Stream) -> tuple[int, float]:
         """Row.count of its next step while its prompt is not in, and the predicted seconds until it is."""
@@ -308,7 +386,7 @@ class Scheduler:
         stream.playback.deliver(stream.last_chunk_seconds, now)
         final = stream.reason is not None and not stream.pending
         slack = inf if final else self._slack(stream, now)
-        return Chunk(stream.request_id, stream.submit.epoch, row.start, pcm, codes, slack, final)
+        return Chunk(stream.request_id, stream.submit.epoch, row.start, pcm, codes, slack, final, now)
 
     def _slack(self, stream: Stream, now: float) -> float:
         """Chunk.slack of the chunk just delivered. A stream that is held goes on when only max_lead is left."""
@@ -339,23 +417,29 @@ class Scheduler:
 
     def _end(self, stream: Stream, reason: FinishReason, now: float) -> Finished:
         """The one end of a request that was accepted. What it holds is only marked here."""
-        stream.reason = reason
+        stream.reason, stats = reason, stream.stats(now)
         if self._queue.pop(stream.request_id, None) is None:
             self._leaving.append(self._admitted.pop(stream.request_id))
-            self._holding += 0.1 * (now - stream.admitted_at - self._holding)
+            self._room.learn(stats)
         cancelled = reason is FinishReason.CANCELLED
         if not cancelled:
             self._remember(stream)
-        for follower in self._queue.values():
-            if follower.after is stream:
-                follower.after = None
-                follower.ready_at = now
-                self._follow(follower, None if cancelled else stream.playback, now)
-        stats = stream.stats(now)
+        handed_on = self._hand_on(stream, cancelled, now)
+        if stream.reply_at is not None and not handed_on:
+            self._room.free(now - stream.reply_at)
         self.metrics.count(Count.CANCELLED if cancelled else Count.FINISHED)
         if stats.rtf is not None:
             self.metrics.observe(Measure.RTF, stats.rtf)
         return Finished(stream.request_id, stream.submit.epoch, reason, stats)
+
+    def _hand_on(self, stream: Stream, cancelled: bool, now: float) -> bool:
+        """Lets those that continue it begin, in its place; whether there are any."""
+        followers = [follower for follower in self._queue.values() if follower.after is stream]
+        for follower in followers:
+            follower.after, follower.ready_at, follower.reply_at = None, now, stream.reply_at
+            if not cancelled:
+                self._follow(follower, stream.playback, now)
+        return bool(followers)
 
     def _remember(self, stream: Stream) -> None:
         self._said[stream.request_id] = stream.playback

@@ -42,6 +42,8 @@ class Stream:
     """Since when nothing but room keeps it from starting: its arrival, or the end of what went before."""
     max_frames: int
     pages_needed: tuple[int, ...]
+    guided: bool
+    """It has two backbone sequences."""
     prompt_length: int
     text_tokens: int
     frame_seconds: float
@@ -50,9 +52,11 @@ class Stream:
     """The utterance that this one continues, while that is still being generated."""
     continues: bool = False
     """Its start is known: the end of the utterance before it. Without that it has start priority."""
+    reply_at: float | None = None
+    """When the first utterance of its reply began, if that is known to have begun. Such a stream is never held back or
+    refused for the sake of others: what was begun is finished."""
     slots: tuple[int, ...] = ()
     pages: tuple[tuple[int, ...], ...] = ()
-    admitted_at: float = 0.0
     stage: Stage = Stage.TEXT
     """What generation needs next; meaningless once it is over."""
     prefilled: int = 0
@@ -79,6 +83,7 @@ class Stream:
             submitted_at,
             frames,
             pages_needed(submit, frames, limits.page_size),
+            len(submit.prompt.rows) > 1,
             submit.prompt.length,
             submit.prompt.text_tokens,
             spec.frame_seconds,
@@ -88,11 +93,6 @@ class Stream:
     @property
     def request_id(self) -> int:
         return self.submit.request_id
-
-    @property
-    def guided(self) -> bool:
-        """It has two backbone sequences."""
-        return len(self.pages_needed) > 1
 
     @property
     def pending(self) -> int:
@@ -117,8 +117,13 @@ class Stream:
 
     @property
     def in_reply(self) -> bool:
-        """It waits behind an utterance that is alive, or continues one that is still heard."""
-        return self.after is not None or self.continues
+        """While it waits: it continues an utterance that is alive, or that has been said."""
+        return self.after is not None or self.reply_at is not None
+
+    @property
+    def has_place(self) -> bool:
+        """While it waits: it takes over what the utterance before it took of the device."""
+        return self.after is None and self.reply_at is not None
 
     def hold(self, slots: tuple[int, ...], pages: tuple[int, ...]) -> None:
         """Take possession of a slot for each prompt row, and of pages, which are dealt out to the rows in order."""
@@ -169,4 +174,4 @@ class Stream:
     def stats(self, now: float) -> RequestStats:
         seconds = self.sent * self.frame_seconds
         costs = dict(self.stage_seconds)
-        return RequestStats(self.submitted_at, self.first_chunk_at, now, self.sent, seconds, costs)
+        return RequestStats(self.submitted_at, self.first_chunk_at, now, self.sent, seconds, costs, self.text_tokens)

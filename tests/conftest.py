@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from math import inf
 
 import pytest
 
@@ -14,6 +15,6 @@ from engine.runtime import Runtime
 
 @pytest.fixture(scope="session")
 def runtime() -> Iterator[Runtime]:
-    """The embedded voice in its own process, as users run it."""
-    with Runtime.start(RuntimeConfig(device="cpu")) as started:
+    """The embedded voice in its own process, as users run it, but nobody is refused on a busy machine."""
+    with Runtime.start(RuntimeConfig(device="cpu", max_wait=inf)) as started:
         yield started

@@ -23,6 +23,7 @@ from engine.core import (
     ModelSpec,
     Output,
     Playhead,
+    Queued,
     Request,
     RequestStats,
     SamplingParams,
@@ -71,13 +72,17 @@ class ScriptedRuntime:
         self.playheads: list[Playhead] = []
         self.closed = False
         self.up = True
+        self.retry_after = 0.0
+        """Above 0 it refuses every request, as an engine that has no room."""
         self._pace, self._chunk_frames = pace, chunk_frames
         self._threads: list[threading.Thread] = []
 
     def submit(self, request: Request, deliver: Callable[[Output], None]) -> int:
         job = Job(len(self.jobs) + 1, request, deliver)
         self.jobs[job.request_id] = job
-        if self._pace is not None:
+        if self.retry_after:
+            self.fail(job.request_id, ErrorCode.BUSY, "all voices are busy", self.retry_after)
+        elif self._pace is not None:
             thread = threading.Thread(target=self._speak, args=(job, self._pace))
             self._threads.append(thread)
             thread.start()
@@ -91,7 +96,8 @@ class ScriptedRuntime:
         self.playheads.append(event)
 
     def snapshot(self) -> Mapping[str, float]:
-        return {"open_requests": float(len(self.jobs)), "engine_up": float(self.up)}
+        busy = {"retry_after_seconds": self.retry_after} if self.retry_after else {}
+        return {"open_requests": float(len(self.jobs)), "engine_up": float(self.up), **busy}
 
     def close(self, grace: float = 0.0) -> None:
         self.closed = True
@@ -110,14 +116,20 @@ class ScriptedRuntime:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def say(self, request_id: int, frames: int = 1, slack: float = 1.0, final: bool = False) -> None:
+    def queue(self, request_id: int, wait: float) -> None:
+        job = self.jobs[request_id]
+        job.deliver(Queued(request_id, job.request.epoch, wait))
+
+    def say(
+        self, request_id: int, frames: int = 1, slack: float = 1.0, final: bool = False, made_at: float | None = None
+    ) -> None:
         """Delivers the next frames of a request."""
         job = self.jobs[request_id]
         size = self.spec.samples_per_frame
         pcm = tone(job.frames * size, frames * size, self.spec.sample_rate)
         codes = np.zeros((frames, 1), np.int16)
         slack = float("inf") if final else slack
-        chunk = Chunk(request_id, job.request.epoch, job.frames, pcm, codes, slack, final)
+        chunk = Chunk(request_id, job.request.epoch, job.frames, pcm, codes, slack, final, made_at)
         job.frames += frames
         job.deliver(chunk)
 

@@ -34,16 +34,21 @@ ENGINE = {
     "metrics": "",
     "profile": "core",
     "predictor": "core chunking metrics profile",
+    "room": "core chunking predictor",
     "stream": "core predictor",
     "policy": "core predictor stream",
     "choice": "core predictor policy",
     "policies": f"core choice policy predictor {POLICIES}",
     **dict.fromkeys(POLICIES.split(), f"core policy predictor policies {POLICIES}"),
-    "scheduler": "core chunking metrics pages predictor stream policy choice",
+    "scheduler": "core chunking metrics pages predictor room stream policy choice",
     "loop": "core clock predictor scheduler",
     "traffic": "core",
     "simulator": "core policies policy predictor profile scheduler loop traffic",
     "estimate": "core chunking profile",
+    "contest": "core metrics policies policy profile simulator traffic",
+    "capacity": f"core chunking contest metrics policies profile simulator traffic {POLICIES}",
+    "lanes": "simulator",
+    "plot": "capacity contest lanes policies",
     # device
     "device": "",
     **dict.fromkeys(STAGES.split(), f"core device {STAGES}"),
@@ -53,13 +58,28 @@ ENGINE = {
     "messages": "core",
     "executor": f"core device batch messages models {STAGES}",
 }
-SCHEDULING = {"pages", "stream", "policy", "choice", "policies", "scheduler", "loop", "simulator", *POLICIES.split()}
+SCHEDULING = {
+    "pages",
+    "room",
+    "stream",
+    "policy",
+    "choice",
+    "policies",
+    "scheduler",
+    "loop",
+    "simulator",
+    *POLICIES.split(),
+}
 PURE = (
     "profile",
+    "room",
     "policy",
     "policies",
     "traffic",
     "estimate",
+    "contest",
+    "capacity",
+    "lanes",
     *POLICIES.split(),
     "core",
     "clock",
@@ -177,6 +197,11 @@ def test_pure_modules_import_nothing_that_acts(package: str, name: str) -> None:
     assert not outer(modules(package)[name]) & (acting | WEBRTC)
 
 
+def test_only_plots_need_the_extra_that_draws() -> None:
+    drawing = [name for name, path in modules("engine").items() if "matplotlib" in outer(path)]
+    assert drawing == ["plot"]
+
+
 def strings(tree: ast.AST) -> Iterator[str]:
     """String constants and attribute names, without docstrings."""
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -208,7 +233,7 @@ def test_pure_modules_bring_in_neither_torch_nor_webrtc() -> None:
 
 
 def test_the_runtime_leaves_its_callers_process_without_torch() -> None:
-    assert "torch" not in brought_in("import engine.runtime, engine.__main__")
+    assert not brought_in("import engine.runtime, engine.simulate, engine.__main__") & {"torch", "matplotlib"}
 
 
 def test_the_engines_commands_work_without_a_webrtc_package() -> None:

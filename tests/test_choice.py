@@ -216,8 +216,18 @@ def test_with_time_those_one_stage_behind_are_brought_up_first() -> None:
     assert chosen(candidate(1, Stage.DECODE, 0.5), candidate(2, Stage.CODEC, 0.6, 4)) == [2]
 
 
+def test_a_new_callers_step_waits_for_them_only_while_the_device_is_strained() -> None:
+    """Half of those who play have less than 1.5 s in hand, or more."""
+    new, rich = candidate(1, Stage.DEPTH, -inf), candidate(3, Stage.CODEC, 3.0)
+    assert chosen(new, candidate(2, Stage.DECODE, 1.4)) == [2]
+    assert chosen(new, candidate(2, Stage.DECODE, 1.6)) == [1]
+    assert chosen(new, candidate(2, Stage.DECODE, 1.4), rich) == [1]
+
+
 def test_nobody_waits_for_mates_without_time() -> None:
-    assert chosen(candidate(1, Stage.DEPTH, 0.040), candidate(2, Stage.DECODE, 0.6)) == [1]
+    """20 ms until the mate is there too."""
+    assert chosen(candidate(1, Stage.DEPTH, 0.019), candidate(2, Stage.DECODE, 0.6)) == [1]
+    assert chosen(candidate(1, Stage.DEPTH, 0.021), candidate(2, Stage.DECODE, 0.6)) == [2]
 
 
 def test_nobody_waits_for_a_mate_who_saves_little() -> None:

@@ -33,3 +33,12 @@ def test_a_longer_stall_moves_the_anchor_instead_of_bursting() -> None:
     assert pace.next_due(0.5) == 0.5
     assert pace.next_due(0.501) == pytest.approx(0.52)
     assert pace.stalls == 1
+
+
+def test_it_says_how_far_behind_the_packet_pulled_last_is() -> None:
+    pace = Pace()
+    assert pace.behind(5.0) == 0.0
+    pace.next_due(10.0)
+    assert pace.next_due(10.05) == pytest.approx(10.02)
+    assert pace.behind(10.05) == pytest.approx(0.03)
+    assert pace.behind(10.015) == 0.0

@@ -162,11 +162,37 @@ def test_speech_behind_other_speech_does_not_hurry_when_its_next_chunk_will_be_t
 
 def test_the_lead_grows_with_the_lateness_of_chunks_against_their_prediction() -> None:
     playout = buffer("a")
-    playout.push("a", 0, pcm(1), 1.0, slack=0.05)  # 80 ms of audio: the next is predicted for 1.03
+    playout.push("a", 0, pcm(1), 1.0, slack=0.01)  # 80 ms of audio: the next is predicted for 1.07
     assert playout.lead == MIN_LEAD
-    playout.push("a", 0, pcm(1), 1.09, slack=0.05)  # 60 ms late
-    assert playout.jitter == pytest.approx(0.06)
+    playout.push("a", 0, pcm(1), 1.13, slack=0.01)  # 60 ms late
     assert playout.lead == pytest.approx(0.06)
+    assert playout.jitter == 0.0
+
+
+def test_an_engine_that_serves_others_first_while_there_is_time_is_not_late() -> None:
+    playout = buffer("a")
+    playout.push("a", 0, pcm(1, 5 * FRAME), 1.0, slack=0.3)  # 400 ms of audio: the next is predicted for 1.1
+    drain(playout, 1.0, 19)
+    playout.push("a", 0, pcm(1, 5 * FRAME), 1.38, slack=0.3)  # 20 ms were left to play
+    assert playout.lead == MIN_LEAD
+    drain(playout, 1.38, 20)
+    playout.push("a", 0, pcm(1), 1.83, slack=0.3)  # to be there at 1.78, with 20 ms left
+    assert playout.lead == pytest.approx(0.05)
+
+
+def test_jitter_is_what_chunks_take_to_come_and_not_what_the_engine_takes_to_make_them() -> None:
+    playout = buffer("a")
+    playout.push("a", 0, pcm(1), 1.0, slack=0.05, made_at=0.99)
+    assert playout.jitter == pytest.approx(0.01)
+    playout.push("a", 0, pcm(1), 1.36, slack=0.05, made_at=1.35)  # 330 ms later than predicted
+    assert playout.jitter == pytest.approx(0.01)
+    playout.push("a", 0, pcm(1), 1.5, slack=0.05, made_at=1.45)
+    assert playout.jitter == pytest.approx(0.05)
+    for n in range(40):
+        playout.push("a", 0, pcm(1), 2.0 + n, slack=0.05, made_at=1.99 + n)
+    assert playout.jitter == pytest.approx(0.01)
+    playout.push("a", 0, pcm(1), 50.0, slack=0.05)  # an engine that does not tell
+    assert playout.jitter == pytest.approx(0.01)
 
 
 # ---- underruns ------------------------------------------------------------------------------------------------

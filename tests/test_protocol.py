@@ -20,6 +20,7 @@ from agent.protocol import (
     SessionCreated,
     Speak,
     SpeechProgress,
+    SpeechQueued,
     SpeechStarted,
     SpeechStopped,
     SpeechUnderrun,
@@ -69,6 +70,7 @@ def test_client_messages(text: str, message: ClientMessage) -> None:
                 "max_queued": 8,
             },
         ),
+        (SpeechQueued(id="a", wait_ms=800.0), {"type": "speech.queued", "id": "a", "wait_ms": 800.0}),
         (SpeechStarted(id="a", ttfa_ms=120.5), {"type": "speech.started", "id": "a", "ttfa_ms": 120.5}),
         (
             SpeechProgress(id="a", heard_ms=1.0, buffered_ms=2.0, underruns=0),

@@ -16,6 +16,7 @@ from engine import runtime as runtimes
 from engine.clock import MonotonicClock
 from engine.core import (
     Chunk,
+    End,
     ErrorCode,
     Failed,
     Finished,
@@ -39,7 +40,7 @@ def ask(runtime: Runtime, text: str = TEXT, **sampling: object) -> Request:
 
 
 def last_word(outputs: "Queue[Output]") -> Output:
-    while isinstance(output := outputs.get(timeout=60), Chunk):
+    while not isinstance(output := outputs.get(timeout=60), End):
         pass
     return output
 
@@ -117,7 +118,7 @@ def test_many_at_once_all_end(runtime: Runtime) -> None:
     ends: Queue[Output] = Queue()
 
     def deliver(output: Output) -> None:
-        if not isinstance(output, Chunk):
+        if isinstance(output, End):
             ends.put(output)
 
     ids = {runtime.submit(ask(runtime, f"Number {i}.", max_frames=12), deliver) for i in range(20)}
@@ -150,7 +151,7 @@ def test_a_storm_from_many_threads_ends_every_request_once(runtime: Runtime) -> 
     ids: Queue[int] = Queue()
 
     def deliver(output: Output) -> None:
-        if not isinstance(output, Chunk):
+        if isinstance(output, End):
             ends.put(output.request_id)
 
     def storm(seed: int) -> None:
@@ -197,7 +198,10 @@ def test_ttfa_counts_from_the_call_of_submit(runtime: Runtime) -> None:
     ends: Queue[Output] = Queue()
 
     def deliver(output: Output) -> None:
-        first.put(clock.now()) if isinstance(output, Chunk) else ends.put(output)
+        if isinstance(output, Chunk):
+            first.put(clock.now())
+        elif isinstance(output, End):
+            ends.put(output)
 
     before = clock.now()
     runtime.submit(ask(runtime, TEXT, max_frames=3), deliver)
@@ -227,7 +231,7 @@ def test_death_of_the_engine_is_told_and_mended() -> None:
         newest = max(before, key=lambda process: process.pid or 0)
         newest.kill()
         failed = outputs.get(timeout=1)
-        while isinstance(failed, Chunk):
+        while not isinstance(failed, End):
             failed = outputs.get(timeout=1)
         assert isinstance(failed, Failed)
         assert failed.code is ErrorCode.ENGINE_DIED

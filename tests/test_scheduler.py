@@ -3,152 +3,22 @@
 Steps cost, alone or shared: text 10 ms, prefill 10, decode 5, depth 15, codec 10. A frame is 80 ms of audio.
 """
 
-from dataclasses import dataclass, field
 from math import inf
 
-import numpy as np
 import pytest
+from scripted_engine import COSTS, Affine, Engine, Fixed, free, ids, submit
 
 from engine.core import (
-    Cancel,
-    Chunk,
     ErrorCode,
     Failed,
     Finished,
     FinishReason,
     Limits,
-    Output,
-    Playhead,
-    Prompt,
-    PromptRow,
+    Queued,
     Refused,
-    SamplingParams,
     Stage,
-    Step,
-    StepResult,
     Submit,
-    TextSegment,
 )
-from engine.predictor import Predictor
-from engine.scheduler import Scheduler
-from engine.traffic import SPEC
-
-COSTS = {Stage.TEXT: 0.010, Stage.PREFILL: 0.010, Stage.DECODE: 0.005, Stage.DEPTH: 0.015, Stage.CODEC: 0.010}
-
-
-class Fixed(Predictor):
-    """Knows what steps cost."""
-
-    def cost(self, stage: Stage, sequences: int, length: int = 1) -> float:
-        return COSTS[stage]
-
-
-class Affine(Predictor):
-    """A codec of 6 ms and 15.5 ms a frame, a prefill of 10 ms and 0.7 ms a position, for each sequence."""
-
-    def cost(self, stage: Stage, sequences: int, length: int = 1) -> float:
-        match stage:
-            case Stage.CODEC:
-                return 0.006 + 0.0155 * sequences * length
-            case Stage.PREFILL:
-                return 0.010 + 0.0007 * sequences * length
-        return COSTS[stage]
-
-
-def submit(
-    request_id: int,
-    tokens: int = 40,
-    rows: int = 1,
-    max_frames: int = 200,
-    follows: int | None = None,
-    submitted_at: float | None = None,
-) -> Submit:
-    row = PromptRow((TextSegment((0,) * tokens),))
-    sampling = SamplingParams(max_frames=max_frames)
-    return Submit(request_id, Prompt((row,) * rows), sampling, 10 + request_id, follows, submitted_at)
-
-
-@dataclass
-class Engine:
-    """A scheduler whose steps are run by the test, on the test's clock."""
-
-    limits: Limits = field(default_factory=lambda: Limits(num_slots=4, num_pages=400))
-    frames: dict[int, int] = field(default_factory=dict)
-    """Where each request ends; those not named are endless."""
-    predictor: Predictor = field(default_factory=Fixed)
-    now: float = 100.0
-    outputs: list[Output] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.scheduler = Scheduler(SPEC, self.limits, self.predictor)
-
-    def submit(self, *submits: Submit) -> list[Output]:
-        return [output for one in submits for output in self.scheduler.apply(one, self.now)]
-
-    def cancel(self, request_id: int) -> list[Output]:
-        return self.scheduler.apply(Cancel(request_id), self.now)
-
-    def playhead(self, request_id: int, seconds: float, running: bool = True, jitter: float = 0.0) -> None:
-        played = round(seconds * SPEC.sample_rate)
-        assert self.scheduler.apply(Playhead(request_id, played, self.now, running, jitter), self.now) == []
-
-    def result(self, step: Step) -> StepResult:
-        ends = [self.frames.get(row.request_id, 10**9) for row in step.rows]
-        match step.stage:
-            case Stage.PREFILL:
-                return StepResult(tuple(row.final and end == 0 for row, end in zip(step.rows, ends, strict=True)))
-            case Stage.DECODE:
-                return StepResult(tuple(row.start + 1 >= end for row, end in zip(step.rows, ends, strict=True)))
-            case Stage.CODEC:
-                pcm = tuple(np.zeros(1920 * row.count, np.int16) for row in step.rows)
-                return StepResult(pcm=pcm, codes=tuple(np.zeros((row.count, 16), np.int16) for row in step.rows))
-        return StepResult()
-
-    def step(self) -> Step | None:
-        step = self.scheduler.plan(self.now)
-        if step is not None:
-            self.now += self.predictor.predict(step)
-            self.outputs += self.scheduler.commit(step, self.result(step), self.now)
-        return step
-
-    def until(self, stage: Stage, request_id: int) -> Step:
-        """Run until this request has taken part in such a step."""
-        for _ in range(1000):
-            step = self.step()
-            if step is not None and step.stage is stage and request_id in ids(step):
-                return step
-        raise AssertionError(f"{stage} of {request_id} never ran")
-
-    def drain(self) -> None:
-        """Run, sleeping where told to, until only an event could bring work."""
-        while self.step() is not None or self.scheduler.wake_at is not None:
-            self.now = max(self.now, self.scheduler.wake_at or 0.0)
-
-    def drain_until(self, kind: type[Output]) -> None:
-        """Run until there is such an output."""
-        while not any(isinstance(output, kind) for output in self.outputs):
-            assert self.step() is not None
-
-    def chunks(self, request_id: int) -> list[Chunk]:
-        return [c for c in self.outputs if isinstance(c, Chunk) and c.request_id == request_id]
-
-    def served(self) -> list[int]:
-        """Who was served to the end, in order."""
-        return [output.request_id for output in self.outputs if isinstance(output, Finished)]
-
-    def end(self, request_id: int) -> Finished | Failed:
-        (end,) = (o for o in self.outputs if not isinstance(o, Chunk) and o.request_id == request_id)
-        return end
-
-
-def ids(step: Step) -> list[int]:
-    return [row.request_id for row in step.rows]
-
-
-def free(engine: Engine) -> tuple[float, float]:
-    engine.scheduler.plan(engine.now)
-    values = engine.scheduler.snapshot()
-    return values["slots_free"], values["pages_free"]
 
 
 class TestOneRequest:
@@ -328,16 +198,14 @@ class TestRefusals:
 
     def test_a_full_queue_is_busy_and_says_when_to_come_again(self) -> None:
         engine = Engine(Limits(num_slots=1, max_queued=2))
-        assert engine.submit(submit(1), submit(2), submit(3)) == []
+        assert engine.submit(submit(1), submit(2), submit(3)) == [Queued(2, 12, 5.0), Queued(3, 13, 10.0)]
         (failed,) = engine.submit(submit(4))
         assert isinstance(failed, Failed)
-        assert failed.code is ErrorCode.BUSY
-        assert failed.retry_after is not None
-        assert failed.retry_after > 0
+        assert (failed.code, failed.retry_after) == (ErrorCode.BUSY, 15.0)
 
     def test_new_callers_leave_a_reply_its_places(self) -> None:
         engine = Engine(Limits(num_slots=1, max_queued=2), frames=dict.fromkeys((1, 2, 3, 11, 12), 2))
-        assert engine.submit(submit(1), submit(11), submit(12)) == []
+        assert engine.submit(submit(1), submit(11), submit(12)) == [Queued(11, 21, 5.0), Queued(12, 22, 10.0)]
         assert [type(output) for output in engine.submit(submit(13))] == [Failed]
         assert engine.submit(submit(2, follows=1), submit(3, follows=2)) == []
         engine.drain()
@@ -348,8 +216,8 @@ class TestRefusals:
         assert engine.submit(submit(1), submit(2, follows=1), submit(3, follows=2)) == []
         (failed,) = engine.submit(submit(4, follows=3))
         assert isinstance(failed, Failed)
-        assert (failed.code, failed.message) == (ErrorCode.BUSY, "2 requests are waiting already: try again later")
-        assert engine.submit(submit(11)) == []
+        assert (failed.code, failed.message) == (ErrorCode.BUSY, "2 requests are waiting already")
+        assert engine.submit(submit(11)) == [Queued(11, 21, 5.0)]
 
     def test_what_continues_a_reply_that_is_still_heard_has_a_place_too(self) -> None:
         engine = Engine(Limits(num_slots=1, max_queued=1), frames={1: 31})

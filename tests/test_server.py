@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -122,6 +123,39 @@ async def test_one_peer_too_many_is_a_503_with_a_time_to_come_back() -> None:
         assert first[0] == 200
         assert (second[0], second[2]["Retry-After"], second[1]["error"]["code"]) == (503, "5", "busy")
         await asyncio.gather(*(caller.close() for caller in callers))
+
+
+@pytest.mark.parametrize(("hint", "seconds"), [(0.2, "1"), (2.0, "2"), (2.1, "3")])
+async def test_no_call_is_taken_while_the_engine_would_refuse_its_first_words(
+    site: Site, hint: float, seconds: str
+) -> None:
+    site.engine.retry_after = hint
+    caller = Caller()
+    body = {"sdp": await caller.offer(), "type": "offer"}
+    status, answer, headers = await site.offer(body)
+    assert (status, headers["Retry-After"]) == (503, seconds)
+    assert answer["error"]["code"] == "busy"
+    assert "all voices are busy" in answer["error"]["message"]
+    assert site.calls.sessions == []
+    async with site.client.get("healthz") as response:
+        assert (response.status, await response.json()) == (200, {"status": "ok"})
+    async with site.client.get("metrics") as response:
+        assert f"\nbreezert_engine_retry_after_seconds {hint}\n" in await response.text()
+    site.engine.retry_after = 0.0
+    assert (await site.offer(body))[0] == 200
+    await caller.close()
+
+
+async def test_a_busy_engine_is_an_error_with_a_hint_on_the_data_channel(site: Site) -> None:
+    caller = Caller()
+    _, answer, _ = await site.offer({"sdp": await caller.offer(), "type": "offer"})
+    await caller.accept(answer["sdp"])
+    site.engine.retry_after = 1.5
+    caller.send(type="speak", id="a", text="Hello.")
+    await caller.wait(lambda: caller.told("speech.stopped"))
+    (error,) = caller.told("error")
+    assert (error["code"], error["id"], error["retry_after_ms"]) == ("busy", "a", 1500.0)
+    await caller.close()
 
 
 async def test_health_says_when_the_engine_is_down(site: Site) -> None:
@@ -329,7 +363,7 @@ def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         (["--tls-cert", "cert.pem"], "needs both"),
         (["--tls-cert", "/nonexistent/c", "--tls-key", "/nonexistent/k"], "cannot be used"),
         (["--host", "no.such.host.invalid", "--token", TOKEN], "cannot be found"),
-        (["--port", "0", "--voice", "/nonexistent/voice"], "/nonexistent/voice"),
+        (["--port", "0", "--voice", "/nonexistent/voice", "--max-wait", "inf"], "/nonexistent/voice"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_status_1(
@@ -354,6 +388,21 @@ def test_unknown_options_and_values_are_status_2(argument: str, capsys: pytest.C
     with pytest.raises(SystemExit, match="2"):
         command.main(["serve", argument])
     assert "breezert serve: error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["-1", "-inf", "nan"])
+def test_a_wait_that_is_none_is_status_2(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["serve", f"--max-wait={seconds}"])
+    assert f"--max-wait: must be seconds from 0 on, or inf, got {seconds}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "wait"), [([], 2.0), (["--max-wait", "0"], 0.0), (["--max-wait=inf"], math.inf)])
+def test_the_wait_reaches_the_engine(monkeypatch: pytest.MonkeyPatch, arguments: list[str], wait: float) -> None:
+    configs: list[serve.ServeConfig] = []
+    monkeypatch.setattr(serve, "run", configs.append)
+    assert command.main(["serve", *arguments]) == 0
+    assert configs[0].runtime.max_wait == wait
 
 
 def test_a_token_file_is_read_without_its_line_end(tmp_path: Path) -> None:

@@ -301,14 +301,54 @@ async def test_playheads_are_the_real_playback_clock(call: Call) -> None:
     ]
 
 
-async def test_playheads_carry_how_late_chunks_and_packets_come(call: Call) -> None:
-    call.client(type="stats", jitter=0.015, packets_lost=3)
+async def test_playheads_carry_what_chunks_take_to_come_and_the_networks_jitter(call: Call) -> None:
+    call.client(type="stats", jitter=0.015, packets_lost=3, jitter_buffer_delay=90.0, jitter_buffer_emitted_count=100)
     call.speak("a")
-    call.engine.say(1, frames=1, slack=0.03)  # predicts the next for 50 ms from now
+    call.engine.say(1, frames=1, slack=0.03, made_at=49.98)
     await call.packets(4)
-    call.engine.say(1, frames=1, slack=0.03)  # at 80 ms: 30 ms late
+    call.engine.say(1, frames=1, slack=0.03, made_at=50.06)  # 30 ms later than predicted: the engine's own business
     await call.packets(5)
-    assert call.engine.playheads[-1].jitter == pytest.approx(0.045)
+    assert [head.jitter for head in call.engine.playheads] == pytest.approx([0.035] * len(call.engine.playheads))
+    call.client(type="stats", jitter=0.001)
+    call.engine.finish(1)
+    await call.packets(1)
+    assert call.engine.playheads[-1].jitter == pytest.approx(0.021)
+
+
+async def test_a_stalled_clock_is_told_at_once(call: Call) -> None:
+    call.speak("a")
+    call.engine.say(1, frames=5)
+    await call.packets(1)
+    call.session.track.pace.next_due(call.time.time)
+    await call.packets(1)
+    call.time.time += 0.1  # nobody pulled: more than may be caught up with
+    call.session.track.pace.next_due(call.time.time)
+    await call.packets(1)
+    heads = [(h.played_samples, round(h.at - 50.0, 3), h.running) for h in call.engine.playheads]
+    assert heads == [(0, 0.0, True), (960, 0.14, True)]
+    assert call.count("breezert_pacing_stalls_total") == 1
+
+
+async def test_a_clock_that_is_behind_counts_from_where_it_will_have_caught_up(call: Call) -> None:
+    call.session.track.pace.next_due(50.0)
+    call.time.time = 50.05  # the loop was held up: this packet and the next two follow at once
+    call.speak("a")
+    call.engine.say(1, frames=5)
+    await call.packets(1)
+    assert [(h.played_samples, h.at) for h in call.engine.playheads] == [(0, pytest.approx(50.0))]
+
+
+async def test_a_flushed_clock_says_no_more_and_what_it_was_due_for_is_cancelled(call: Call) -> None:
+    call.speak("a")
+    call.engine.say(1, frames=5)
+    await call.packets(2)
+    call.client(type="stop")
+    heads = len(call.engine.playheads)
+    await call.packets(10)
+    assert len(call.engine.playheads) == heads
+    assert call.engine.cancelled == [1]
+    call.speak("b")
+    assert call.engine.jobs[2].request.follows is None
 
 
 @pytest.mark.parametrize("jitter", [-3.0, 1e300])
@@ -383,6 +423,99 @@ async def test_one_utterance_more_than_may_wait_is_busy(executor: ThreadPoolExec
     (error,) = call.said
     assert (error["code"], error["id"]) == ("busy", "d")
     assert call.engine.jobs.keys() == {1, 2}
+
+
+async def test_who_has_to_wait_is_told_how_long_and_then_speaks(call: Call) -> None:
+    call.speak("a")
+    call.engine.queue(1, wait=1.25)
+    await call.packets(1)
+    assert call.said == [{"type": "speech.queued", "id": "a", "wait_ms": 1250.0}]
+    call.time.time += 1.0
+    call.engine.say(1, final=True)
+    call.engine.finish(1)
+    await call.packets(6)
+    assert call.types == ["speech.queued", "speech.started", "speech.stopped"]
+    assert call.told("speech.started")[0]["ttfa_ms"] == pytest.approx(1020.0)  # the wait counts
+    assert call.session.quiet
+
+
+async def test_who_waits_may_stop_waiting(call: Call) -> None:
+    call.speak("a")
+    call.speak("b")
+    call.engine.queue(1, wait=1.25)
+    await call.packets(1)
+    call.client(type="stop")
+    call.engine.queue(1, wait=0.5)  # was on its way
+    call.engine.finish(1, FinishReason.CANCELLED)
+    await call.packets(2)
+    assert call.engine.cancelled == [1, 2]
+    assert [(m["type"], m["id"]) for m in call.said] == [
+        ("speech.queued", "a"),
+        ("speech.stopped", "a"),
+        ("speech.stopped", "b"),
+    ]
+    assert call.session.quiet
+
+
+async def test_who_waits_may_be_refused_after_all(call: Call) -> None:
+    call.speak("a")
+    call.engine.queue(1, wait=1.25)
+    await call.packets(1)
+    call.engine.fail(1, ErrorCode.BUSY, "all voices are busy", retry_after=3.0)
+    await call.packets(1)
+    assert call.types == ["speech.queued", "error", "speech.stopped"]
+    assert call.told("error")[0]["retry_after_ms"] == 3000.0
+    assert call.session.quiet
+
+
+async def test_a_busy_engine_answers_every_sentence_of_a_reply(call: Call) -> None:
+    """As it does: before submit returns, or with the first of them while the others still wait in the session."""
+    call.engine.retry_after = 0.4
+    for name in "abcd":
+        call.speak(name)
+    for _ in range(4):
+        await call.packets(1)
+    assert [(m["id"], m["code"], m["retry_after_ms"]) for m in call.told("error")] == [
+        (name, "busy", 400.0) for name in "abcd"
+    ]
+    assert [(m["id"], m["reason"], m["heard_ms"]) for m in call.told("speech.stopped")] == [
+        (name, "failed", 0.0) for name in "abcd"
+    ]
+    assert call.session.quiet
+    call.engine.retry_after = 0.0
+    call.speak("e")
+    call.engine.say(5, final=True)
+    await call.packets(1)
+    assert call.types[-1] == "speech.started"
+    assert call.engine.jobs[5].request.follows is None
+
+
+async def test_what_follows_a_refused_utterance_waits_for_its_own_answer(call: Call) -> None:
+    for name in "abc":
+        call.speak(name)
+    call.engine.fail(1, ErrorCode.BUSY, "all voices are busy", retry_after=1.0)
+    await call.packets(1)
+    assert [job.request.follows for job in call.engine.jobs.values()] == [None, 1, 2]
+    call.engine.queue(2, wait=0.7)
+    await call.packets(1)
+    assert call.told("speech.queued") == [{"type": "speech.queued", "id": "b", "wait_ms": 700.0}]
+    for request_id in (2, 3):
+        call.engine.say(request_id, final=True)
+        call.engine.finish(request_id)
+    await call.packets(10)
+    assert [(m["id"], m["reason"]) for m in call.told("speech.stopped")] == [
+        ("a", "failed"),
+        ("b", "end"),
+        ("c", "end"),
+    ]
+
+
+async def test_what_was_refused_is_not_followed(call: Call) -> None:
+    for name in "abc":
+        call.speak(name)
+    call.engine.fail(2, ErrorCode.BAD_REQUEST, "no such speaker")
+    await call.packets(1)
+    assert call.engine.jobs[3].request.follows == 1
 
 
 async def test_a_failed_utterance_is_an_error_and_the_next_goes_on(call: Call) -> None:

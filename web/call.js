@@ -161,9 +161,9 @@ async function refusal(response) {
     case 403:
     case 421:
       return new CallError("The server refused this page's address.", `Open the page at the address that the server printed. ${said}`);
-    case 429:
-    case 503:
-      return new CallError("The server is busy.", `${again ? `Try again in ${again} seconds.` : "Try again in a moment."} ${said}`);
+    case 429: // too many requests
+    case 503: // no line, no voice, or about to end: the server says which
+      return new CallError(said || "The server is busy.", `Try again in ${/^\d+$/.test(again) ? `${again}\u00a0s` : "a moment"}.`);
     default:
       return new CallError(`The server refused the call (${response.status}).`, said || "Reload the page and try again.");
   }
@@ -176,7 +176,7 @@ async function reasonOf(response) {
     const body = JSON.parse(text);
     return String(body.error?.message ?? body.error ?? body.message ?? "");
   } catch {
-    return text.length < 300 ? text : "";
+    return text.length < 300 && !text.includes("<") ? text : ""; // a proxy answers with a page of its own
   }
 }
 

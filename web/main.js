@@ -14,7 +14,7 @@ let call = null;
 let phase = "idle"; // idle, connecting, ready
 let voice = null; // session.created of the last call
 let asked = 0;
-let utterances = []; // of this call, newest first: {id, text, waited, state, detail, underruns}
+let utterances = []; // of this call, newest first: {id, text, waited, state, detail, underruns, wait?}
 let readings = {};
 let last = null; // the stats before
 
@@ -76,6 +76,9 @@ function receive(message) {
     case "session.created":
       voice = message;
       break;
+    case "speech.queued":
+      Object.assign(utterance, { state: "waiting", detail: `waits ${about(message.wait_ms)}`, wait: message.wait_ms });
+      break;
     case "speech.started":
       Object.assign(utterance, { state: "speaking", detail: "speaking" });
       if (!utterance.waited) readings.ttfa = message.ttfa_ms;
@@ -91,7 +94,7 @@ function receive(message) {
     case "speech.stopped":
       Object.assign(readings, { heard: message.heard_ms, buffered: 0 });
       utterance.underruns = message.underruns ?? 0;
-      settle(utterance, message.reason === "failed" ? "failed" : "over", `${OVER[message.reason]} ${seconds(message.heard_ms)}`);
+      settle(utterance, message.reason === "failed" ? "failed" : "over", endWords(message));
       break;
     case "error":
       settle(utterance, "failed", "not said");
@@ -103,7 +106,7 @@ function receive(message) {
 /** An application may speak of its own accord. */
 function unasked({ type, id }) {
   const utterance = { id, text: "(the server's own words)", underruns: 0 };
-  if (type === "speech.started") utterances.unshift(utterance);
+  if (type === "speech.queued" || type === "speech.started") utterances.unshift(utterance);
   return utterance;
 }
 
@@ -146,7 +149,7 @@ function render() {
   const waiting = pending();
   const speaking = waiting.some(({ state }) => state === "speaking");
   const underruns = utterances.reduce((sum, each) => sum + each.underruns, 0);
-  write("status", statusWords(waiting.length, speaking));
+  write("status", statusWords(waiting, speaking));
   element("status").dataset.phase = speaking ? "speaking" : phase;
   write("connect", { idle: "Connect", connecting: "Cancel", ready: "Hang up" }[phase]);
   write("speak", phase === "idle" ? "Connect and speak" : "Speak");
@@ -168,10 +171,15 @@ function render() {
 function statusWords(waiting, speaking) {
   if (phase === "idle") return "Not connected";
   if (phase === "connecting") return "Connecting…";
-  if (!waiting) return "Connected, ready to speak";
-  const more = waiting > 1 ? `, ${waiting - 1} more waiting` : "";
-  return (speaking ? "Speaking" : "Making the first sound…") + more;
+  if (!waiting.length) return "Connected, ready to speak";
+  const { wait } = waiting.at(-1); // of the one that is next, where it has to wait for other callers
+  const next = wait === undefined ? "Making the first sound…" : `All voices are busy: ${about(wait)} to wait`;
+  const more = waiting.length > 1 ? `, ${waiting.length - 1} more waiting` : "";
+  return (speaking ? "Speaking" : next) + more;
 }
+
+const endWords = ({ reason, heard_ms: heard }) =>
+  reason === "failed" && !heard ? "not said" : `${OVER[reason]} ${seconds(heard)}`;
 
 function introduce({ voice: name, licence }) {
   const terms = document.createElement("small");
@@ -212,7 +220,7 @@ function count() {
 }
 
 function complain(what, advice = "") {
-  write("problem-what", what);
+  write("problem-what", sentence(what));
   write("problem-advice", advice);
   element("problem").hidden = false;
 }
@@ -220,8 +228,12 @@ function complain(what, advice = "") {
 /** Beyond what the server's own message advises. */
 function adviceFor({ code, retry_after_ms: wait }) {
   if (code === "engine_died") return "The engine is being started again: try again in a few seconds.";
-  return wait === undefined ? "" : `Try again in ${Math.ceil(wait / 1000)}\u00a0s.`;
+  return wait === undefined ? "" : `Try again in ${about(wait)}.`;
 }
+
+/** The server's messages are written for logs, too. */
+const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1) + (/[.!?…]$/.test(words) ? "" : ".");
+const about = (wait) => `about ${Math.max(1, Math.ceil(wait / 1000))}\u00a0s`;
 
 const milliseconds = (value) => (value === undefined ? "–" : `${Math.round(value)} ms`);
 const seconds = (value) => `${(value / 1000).toFixed(1)} s`;

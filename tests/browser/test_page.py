@@ -23,7 +23,7 @@ from agent.browser import BrowserError, Listener, Served, chromium, serve, tab
 from agent.protocol import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser
+    from playwright.async_api import Browser, Route
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
@@ -85,6 +85,35 @@ async def test_underruns_are_shown(listener: Listener) -> None:
         arrive = "(data) => probe.channel.dispatchEvent(new MessageEvent('message', { data }))"
         await listener.page.evaluate(arrive, json.dumps(message))
     assert await shown(listener, "underruns") == "3"
+
+
+async def test_a_busy_server_is_said_in_plain_words(browser: Browser, server: Served) -> None:
+    async with tab(browser, server.url) as listener:
+
+        async def arrive(**message: object) -> None:
+            script = "(data) => probe.channel.dispatchEvent(new MessageEvent('message', { data }))"
+            await listener.page.evaluate(script, json.dumps(message))
+
+        async def refuse(route: Route) -> None:
+            body = {"error": {"code": "busy", "message": "all voices are busy"}}
+            await route.fulfill(status=503, headers={"Retry-After": "3"}, json=body)
+
+        await listener.page.route("**/offer", refuse, times=1)
+        with pytest.raises(BrowserError, match=r"^All voices are busy\. Try again in 3\ss\."):
+            await listener.connect()
+        await listener.connect()
+        await arrive(type="speech.queued", id="x", wait_ms=1250)
+        assert re.fullmatch(r"All voices are busy: about 2\ss to wait", await shown(listener, "status"))
+        assert await states(listener) == ["waiting"]
+        await arrive(type="speech.started", id="x", ttfa_ms=1300)
+        assert await shown(listener, "status") == "Speaking"
+        await arrive(type="speech.stopped", id="x", reason="end", heard_ms=400)
+        await arrive(type="speech.queued", id="y", wait_ms=100)
+        await arrive(type="error", id="y", code="busy", message="all voices are busy", retry_after_ms=2500)
+        await arrive(type="speech.stopped", id="y", reason="failed", heard_ms=0)
+        assert await shown(listener, "status") == "Connected, ready to speak"
+        assert re.match(r"All voices are busy\. Try again in about 3\ss\.", await shown(listener, "problem"))
+        assert await listener.page.inner_text("#utterances li .state >> nth=0") == "not said"
 
 
 async def test_a_licence_that_restricts_is_shown(listener: Listener) -> None:

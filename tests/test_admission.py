@@ -1,0 +1,162 @@
+"""Who may begin, who waits and who is refused, when one more stream would break a deadline; by literal times.
+
+Batches hold one request here: a stream takes (5 + 15 + 10) / 80 of the device, two take three quarters, and a third
+would be more than there is.
+"""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from scripted_engine import Engine, Fixed, submit
+
+from engine import estimate
+from engine.core import Chunk, ErrorCode, Failed, Finished, Limits, Queued, Stage
+from engine.predictor import Predictor
+from engine.room import Room
+
+ONE = Limits(num_slots=8, num_pages=400, max_batch=dict.fromkeys(Stage, 1), max_wait=4.0)
+
+
+def engine(limits: Limits = ONE, **frames: int) -> Engine:
+    return Engine(limits, frames={int(name[1:]): count for name, count in frames.items()})
+
+
+class TestRoom:
+    def test_the_share_of_two_streams_in_steps_of_one(self) -> None:
+        room = Room(Fixed(), ONE, 0.08)
+        assert room.share(1) == pytest.approx(0.030 / 0.080 + 0.020 / 5)
+        assert room.share(2) == pytest.approx(2 * room.share(1))
+        assert (room.fits(2), room.fits(3)) == (True, False)
+
+    def test_a_shared_step_is_shared_by_all_its_rows(self) -> None:
+        room = Room(Fixed(), replace(ONE, max_batch=dict.fromkeys(Stage, 8)), 0.08)
+        assert room.share(8) == pytest.approx(0.030 / 0.080 + 8 * 0.020 / 5)
+        assert room.share(16) == pytest.approx(2 * room.share(8))
+
+    def test_it_grows_with_every_stream(self) -> None:
+        profile = estimate.profile()
+        assert profile.limits is not None
+        room = Room(Predictor(profile), profile.limits, 0.08)
+        shares = [room.share(streams) for streams in range(1, 129)]
+        assert shares == sorted(shares)
+        assert room.fits(40)
+        assert not room.fits(80)  # sixteen share a frame of 19 ms: 1.2 times what there is
+
+    def test_waiting_goes_by_the_usual_holding_time(self) -> None:
+        room = Room(Fixed(), ONE, 0.08)
+        assert room.wait(0, 1) == 5.0
+        assert room.wait(2, 3) == 5.0
+        room.free(1.0)
+        assert room.wait(0, 1) == pytest.approx(4.6)
+
+
+class TestAnswers:
+    def test_alone_one_may_always_begin(self) -> None:
+        slow = Limits(num_slots=8, num_pages=400, max_batch=dict.fromkeys(Stage, 1), max_wait=0.0)
+
+        class Crawling(Fixed):
+            def cost(self, stage: Stage, sequences: int, length: int = 1) -> float:
+                return 1.0
+
+        crawling = Engine(slow, predictor=Crawling())
+        assert crawling.submit(submit(1)) == []
+        assert [type(output) for output in crawling.submit(submit(2))] == [Failed]
+
+    def test_the_third_is_told_how_long_he_waits(self) -> None:
+        """Two that hold for 5 s each end after 2.5 s and 5 s."""
+        two = engine()
+        assert two.submit(submit(1), submit(2)) == []
+        assert two.submit(submit(3)) == [Queued(3, 13, 2.5)]
+
+    def test_the_fourth_would_wait_too_long_and_is_refused_at_once(self) -> None:
+        two = engine()
+        two.submit(submit(1), submit(2), submit(3))
+        (failed,) = two.submit(submit(4))
+        assert isinstance(failed, Failed)
+        assert (failed.code, failed.epoch, failed.retry_after) == (ErrorCode.BUSY, 14, 5.0)
+        assert failed.message == "all voices are busy"
+        assert two.scheduler.snapshot()["requests_refused_total"] == 1
+
+    def test_who_waits_begins_when_another_ends(self) -> None:
+        two = engine(f1=2, f2=40, f3=2)
+        two.submit(submit(1), submit(2), submit(3))
+        two.until(Stage.TEXT, 3)
+        assert two.end(1)
+        two.drain()
+        assert sorted(two.served()) == [1, 2, 3]
+
+    def test_who_waits_can_be_cancelled(self) -> None:
+        two = engine()
+        two.submit(submit(1), submit(2), submit(3))
+        (end,) = two.cancel(3)
+        assert isinstance(end, Finished)
+        assert two.submit(submit(4)) == [Queued(4, 14, 2.5)]
+
+    def test_without_a_limit_everybody_begins(self) -> None:
+        all_of_them = engine(replace(ONE, max_wait=inf))
+        assert all_of_them.submit(*(submit(number) for number in range(1, 9))) == []
+
+    def test_a_reply_goes_on_however_full_it_is(self) -> None:
+        """And it counts as one stream, so that nobody takes its place between two sentences."""
+        two = engine(f1=4, f2=400, f4=4)
+        two.submit(submit(1), submit(2))
+        assert two.submit(submit(3), submit(4, follows=1)) == [Queued(3, 13, 2.5)]
+        two.until(Stage.TEXT, 4)
+        assert not any(isinstance(output, Chunk) for output in two.outputs if output.request_id == 3)
+
+    def test_what_would_continue_a_refused_utterance_is_a_new_caller(self) -> None:
+        two = engine()
+        two.submit(submit(1), submit(2), submit(3), submit(4))
+        assert [type(output) for output in two.submit(submit(5, follows=4))] == [Failed]
+
+    def test_but_not_what_continues_one_that_has_been_said(self) -> None:
+        two = engine(f1=2)
+        two.submit(submit(1), submit(2))
+        two.until(Stage.CODEC, 2)
+        two.until(Stage.CODEC, 2)
+        assert two.end(1)
+        two.submit(submit(3), submit(4))
+        assert two.submit(submit(5, follows=1)) == []
+        two.until(Stage.TEXT, 5)
+
+    def test_a_reply_holds_its_place_from_its_first_sentence_to_the_end_of_its_last(self) -> None:
+        """4 s of audio each; the second begins when less than max_lead is left, and ends about 4 s after the first."""
+        one = engine(f1=50, f2=50)
+        one.submit(submit(1), submit(2, follows=1))
+        one.until(Stage.CODEC, 1)
+        one.playhead(1, 0.0)
+        one.drain()
+        one.submit(submit(3), submit(4), submit(5))
+        (failed,) = one.submit(submit(6))
+        assert isinstance(failed, Failed)
+        assert failed.retry_after is not None
+        held = (one.scheduler._room.wait(0, 1) - 5.0 * 0.9) / 0.1
+        assert 2.0 < held < 8.0
+
+    def test_nobody_begins_while_a_playing_stream_has_no_slack(self) -> None:
+        one = engine(replace(ONE, max_wait=5.0))
+        one.submit(submit(1))
+        one.until(Stage.CODEC, 1)
+        one.now += 0.075  # of the 80 ms that were sent, and 30 are needed for the next frame
+        one.step()
+        assert one.scheduler.snapshot()["retry_after_seconds"] == 0
+        (queued,) = one.submit(submit(2))
+        assert isinstance(queued, Queued)
+        assert queued.wait == pytest.approx(0.025)
+        steps = [one.step() for _ in range(4)]
+        assert [step and step.stage for step in steps] == [Stage.DEPTH, Stage.CODEC, Stage.DECODE, Stage.TEXT]
+
+    def test_the_gauge_says_what_a_new_caller_would_be_told(self) -> None:
+        def hint(engine: Engine) -> float:
+            return engine.scheduler.snapshot()["retry_after_seconds"]
+
+        two = engine(f1=2, f2=2)
+        assert hint(two) == 0.0
+        two.submit(submit(1), submit(2))
+        assert hint(two) == 0.0  # he would wait 2.5 s, which is allowed
+        two.submit(submit(3))
+        assert hint(two) == 5.0
+        two.cancel(3)
+        two.drain()
+        assert hint(two) == 0.0
