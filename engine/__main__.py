@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -15,22 +15,50 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from engine import __version__
+from engine import __version__, profiles
 from engine.core import Request, SamplingParams
 from engine.machine import check_writable, describe, write_json
 from engine.messages import EMBEDDED_VOICE, RuntimeConfig
+from engine.policies import NAMES as POLICIES
+from engine.policies import PREDICTOR
 from engine.profile import Profile
 from engine.runtime import Runtime
 
 if TYPE_CHECKING:
+    from engine.contest import Race
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 console = Console(stderr=True)
+REQUESTS, SWEEP_SEEDS = 300, 20
+"""Of `simulate`, unless it is told otherwise."""
+GAPS_REQUESTS = 60
+"""Of `bench gaps`: at a load of 1, about four minutes."""
+HUNG_UP = 141
+"""Exit status when nobody reads standard output any more: that of a program that SIGPIPE ends."""
+OVERHEAD_RUNS = 20
+"""Of `calibrate`, at most: each takes about a second."""
+
+
+def whole(text: str) -> int:
+    """An argparse type."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+
+
+def number(text: str) -> float:
+    """An argparse type."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
 
 
 def positive(text: str) -> int:
     """An argparse type."""
-    value = int(text)
+    value = whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value
@@ -38,9 +66,25 @@ def positive(text: str) -> int:
 
 def positive_number(text: str) -> float:
     """An argparse type."""
-    value = float(text)
+    value = number(text)
     if not 0 < value < inf:
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
+
+
+def share(text: str) -> float:
+    """An argparse type."""
+    value = number(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text}")
+    return value
+
+
+def ppm(text: str) -> float:
+    """An argparse type."""
+    value = number(text)
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"must be from 0 to below a million, got {text}")
     return value
 
 
@@ -62,23 +106,27 @@ def add_voice_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the engine in a thread of this process: for debuggers; media then shares its interpreter",
     )
+    add("--profile", metavar="NAME|FILE", help="what steps cost, by calibrate (default: for this voice and device)")
+    add("--explain", action="store_true", help="print a line for each decision of the scheduler on standard error")
 
 
 def runtime_config(args: argparse.Namespace) -> RuntimeConfig:
-    """What add_voice_options understood."""
-    return RuntimeConfig(args.voice, args.device, args.dtype, args.in_process, threads=args.threads)
+    """What add_voice_options understood. Raises FileNotFoundError."""
+    config = RuntimeConfig(args.voice, args.device, args.dtype, args.in_process, threads=args.threads)
+    profile = profiles.find(args.profile) if args.profile else None
+    return replace(config, profile=profile, explain=args.explain)
 
 
-def started(args: argparse.Namespace) -> Runtime:
+def started(config: RuntimeConfig) -> Runtime:
     """The engine, loaded while a spinner turns. Raises EngineError."""
-    with console.status(f"loading the voice {args.voice.name}"):
-        return Runtime.start(runtime_config(args))
+    with console.status(f"loading the voice {config.voice.name}"):
+        return Runtime.start(config)
 
 
 def say(args: argparse.Namespace) -> int:
     from engine.say import print_stats, say
 
-    with started(args) as runtime:
+    with started(runtime_config(args)) as runtime:
         request = Request(args.text, sampling(args, runtime.spec.sampling), args.speaker, args.instruction)
         stats = say(runtime, request, args.output, console)
         if args.stats:
@@ -100,29 +148,124 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def simulate(args: argparse.Namespace) -> int:
-    from engine.contest import Race, result
+    from engine import simulate as command
 
-    profile = read_profile(args.profile) if args.profile else None
-    assert profile is not None
-    console.print(result(Race("predictor", args.load, args.seed, args.requests), profile))
+    check_simulate_options(args)
+    if args.plot:
+        command.check_plots(args.plot)
+        check_writable(str(args.plot))
+    path = profiles.find(args.profile)
+    profile = replace(profiles.read(path), name=path.stem)
+    if args.store:
+        check_writable(str(path))
+    seeds = range(args.seed, args.seed + (args.seeds or (SWEEP_SEEDS if args.sweep else 1)))
+    asked = command.Asked(profile, base_race(args, profile), tuple(args.policy or ()), seeds, args.plot)
+    if args.sweep:
+        data = command.sweep(asked, console)
+    else:
+        data = command.compare(asked, console, print if args.explain else None)
+    if args.store:
+        profiles.store_load(path, data["load"])
+    if args.json:
+        write_json(args.json, {**data, **describe("simulated", args.argv)})
     return 0
 
 
-def read_profile(path: Path) -> Profile:
-    """What `calibrate` wrote. Raises OSError and ValueError."""
-    try:
-        return Profile.from_dict(json.loads(path.read_text()))
-    except ValueError as error:
-        raise ValueError(f"{path}: expected a profile that calibrate wrote ({error})") from error
+def check_simulate_options(args: argparse.Namespace) -> None:
+    """Raises ValueError for options that contradict each other."""
+    given = {name for name in ("load", "trace", "requests", "burst") if getattr(args, name) is not None}
+    if args.sweep and given & {"load", "trace"}:
+        raise ValueError("--sweep tries all loads: leave out --load and --trace")
+    if args.trace and len(given) > 1:
+        raise ValueError("--trace says who comes when: leave out --load, --requests and --burst")
+    if args.explain and (args.sweep or len(args.policy or ()) != 1 or (args.seeds or 1) > 1):
+        raise ValueError("--explain tells about one run: give one --policy, and neither --seeds nor --sweep")
+    if args.explain and args.json == "-":
+        raise ValueError("--explain writes to standard output: give --json a file")
+    if args.store and not args.sweep:
+        raise ValueError("--store keeps the load that --sweep finds: give both")
+    if args.store and (others := [name for name, usual in defined(args).items() if not usual]):
+        what = f"{REQUESTS} requests, {SWEEP_SEEDS} seeds, callers who come one by one and listen to the end"
+        raise ValueError(f"--store keeps a load that is defined by {what}: leave out {', '.join(others)}")
+
+
+def defined(args: argparse.Namespace) -> dict[str, bool]:
+    """Whether each of the options agrees with the definition of the load that a profile holds."""
+    return {
+        "--requests": args.requests in (None, REQUESTS),
+        "--seeds": args.seeds in (None, SWEEP_SEEDS),
+        "--burst": args.burst in (None, 1),
+        "--stalls": not args.stalls,
+        "--barge-ins": not args.barge_ins,
+        "--drift": not args.drift,
+    }
+
+
+def base_race(args: argparse.Namespace, profile: Profile) -> Race:
+    """What all runs have in common. Raises OSError and ValueError."""
+    from engine.contest import Race
+    from engine.traffic import SPEC, Moods, read_trace
+
+    moods = Moods(args.drift, args.stalls, args.barge_ins)
+    if args.trace:
+        trace = tuple(read_trace(args.trace, SPEC))
+        if not trace:
+            raise ValueError(f"{args.trace}: expected at least one utterance, got none")
+        return Race(seed=args.seed, requests=len(trace), moods=moods, trace=trace)
+    load = args.load or profile.load
+    if load is None and not args.sweep:
+        raise ValueError(f"profile {profile.name!r} holds no load: give --load, or have --sweep --store find one")
+    return Race(load=load, seed=args.seed, requests=args.requests or REQUESTS, burst=args.burst or 1, moods=moods)
 
 
 def bench(args: argparse.Namespace) -> int:
     from engine.bench import run
 
-    with started(args) as runtime:
+    with started(replace(runtime_config(args), max_wait=inf)) as runtime:
         rows = run(runtime, args.streams, args.rounds, console)
         if args.json:
             write_json(args.json, {**describe(runtime.device, args.argv), "rows": [asdict(row) for row in rows]})
+    return 0
+
+
+def gaps(args: argparse.Namespace) -> int:
+    from engine import bench_gaps
+    from engine.traffic import read_trace, write_trace
+
+    if args.trace and {args.load, args.requests} != {None}:
+        raise ValueError("--trace says who comes when: leave out --load and --requests")
+    trace = read_trace(args.trace) if args.trace else None
+    if args.save_trace:
+        check_writable(str(args.save_trace))
+    with started(replace(runtime_config(args), policy=args.policy, max_wait=inf)) as runtime:
+        profile = gaps_profile(args.profile, runtime)
+        callers = trace or bench_gaps.script(args.requests or GAPS_REQUESTS, args.load or 1.0, args.seed, runtime.spec)
+        comparison = bench_gaps.compare(runtime, callers, args.policy, profile, args.seed, console)
+    console.print(bench_gaps.table(comparison))
+    if args.save_trace:
+        write_trace(args.save_trace, comparison.trace)
+    if args.json:
+        asked = {"load": None if trace else args.load or 1.0, "seed": args.seed}
+        write_json(args.json, {**describe(runtime.device, args.argv), **asked, **comparison.to_dict()})
+    return 0
+
+
+def gaps_profile(name: str | None, runtime: Runtime) -> Profile:
+    """The one that was asked for, or the one of this voice on this device. Raises OSError and ValueError."""
+    own = profiles.name_of(runtime.spec.name, runtime.device)
+    if name is None and own not in profiles.names():
+        raise ValueError(f"no profile {own!r} comes with the engine: have calibrate write one and give it as --profile")
+    path = profiles.find(name or own)
+    return replace(profiles.read(path), name=path.stem)
+
+
+def plan(args: argparse.Namespace) -> int:
+    from engine import bench_plan
+
+    rows = bench_plan.run(args.streams, args.steps, console)
+    if args.json:
+        figures = {"rows": [asdict(row) for row in rows], "growth_over_n_log_n": bench_plan.growth(rows)}
+        write_json(args.json, {**describe("simulated", args.argv), **figures})
     return 0
 
 
@@ -145,27 +288,71 @@ def determinism(args: argparse.Namespace) -> int:
 
 
 def calibrate(args: argparse.Namespace) -> int:
-    from engine import device as devices
+    if args.estimate:
+        from engine import estimate
+
+        write_json(args.json, estimate.profile().to_dict())
+        return 0
+    from engine import overhead
     from engine.calibrate import calibrate
     from engine.executor import load
 
-    model, executor, limits = load(runtime_config(args))
-    profile = calibrate(model, executor, limits, args.runs, console)
-    write_json(args.json, {**profile, **describe(devices.name(model.device), args.argv)})
+    profile = calibrate(*load(runtime_config(args)), args.runs, console)
+    with started(runtime_config(args)) as runtime:
+        profile = replace(profile, overhead=overhead.measure(runtime, min(args.runs, OVERHEAD_RUNS), console))
+    write_json(args.json, {**describe(runtime.device, args.argv), **profile.to_dict()})
     return 0
 
 
+def add_simulate_options(parser: argparse.ArgumentParser) -> None:
+    """Of `simulate`."""
+    add = parser.add_argument
+    add("--requests", type=positive, metavar="N", help=f"of each run (default: {REQUESTS})")
+    add("--load", type=positive_number, metavar="X", help="mean number of streams at once (default: the profile's own)")
+    add("--seed", type=whole, default=0, metavar="N", help="of the callers and the device (default: %(default)s)")
+    add(
+        "--seeds",
+        type=positive,
+        metavar="N",
+        help=f"runs, with seeds from --seed on (default: 1, sweeps {SWEEP_SEEDS})",
+    )
+    add("--profile", default="h200-estimate", metavar="NAME|FILE", help="what steps cost (default: %(default)s)")
+    add("--policy", nargs="+", choices=POLICIES, metavar="NAME", help=f"out of {', '.join(POLICIES)} (default: all)")
+    add("--burst", type=positive, metavar="N", help="callers who come at once (default: 1)")
+    add("--trace", type=Path, metavar="FILE", help="who calls when, in JSON lines, instead of random callers")
+    add("--stalls", type=share, default=0.0, metavar="SHARE", help="of the listeners' playback that stalls once")
+    add("--barge-ins", type=share, default=0.0, metavar="SHARE", help="of the listeners who interrupt")
+    add("--drift", type=ppm, default=0.0, metavar="PPM", help="listeners' clocks are off by at most this")
+    add("--sweep", action="store_true", help="find each policy's capacity, and the load of the comparison")
+    add("--store", action="store_true", help="with --sweep: keep that load in the profile's file")
+    add("--json", metavar="FILE", help="write all figures there; - is standard output")
+    add("--plot", type=Path, metavar="FILE", help="PNG file: lanes of one run, or with --sweep curves over load")
+    add("--explain", action="store_true", help="print a line for each decision, of one policy in one run")
+
+
+def add_gaps_options(parser: argparse.ArgumentParser) -> None:
+    """Of `bench gaps`."""
+    add = parser.add_argument
+    add("--requests", type=positive, metavar="N", help=f"they speak in real time (default: {GAPS_REQUESTS})")
+    add("--load", type=positive_number, metavar="X", help="mean number of streams at once (default: 1)")
+    add("--seed", type=whole, default=0, metavar="N", help="of the callers (default: %(default)s)")
+    add("--policy", choices=POLICIES, default=PREDICTOR, metavar="NAME", help=f"out of {', '.join(POLICIES)}")
+    add("--trace", type=Path, metavar="FILE", help="who calls when, in JSON lines, instead of random callers")
+    add("--save-trace", type=Path, metavar="FILE", help="write who really called when, for simulate --trace")
+    add("--json", metavar="FILE")
+
+
 SAMPLING: dict[str, tuple[Callable[[str], float], str]] = {
-    "seed": (int, "the same seed gives the same codes, and audio within one step of 16 bits; default 42"),
-    "temperature": (float, "0 is greedy"),
-    "depth_temperature": (float, "of codes 1 to 15"),
-    "top_k": (int, "0 is off"),
-    "depth_top_k": (int, "of codes 1 to 15"),
-    "top_p": (float, "1 is off"),
-    "depth_top_p": (float, "of codes 1 to 15"),
-    "repetition_penalty": (float, "1 is off"),
-    "cfg_scale": (float, "guidance; 1 is off"),
-    "min_frames": (int, "speech does not end before"),
+    "seed": (whole, "the same seed gives the same codes, and audio within one step of 16 bits; default 42"),
+    "temperature": (number, "0 is greedy"),
+    "depth_temperature": (number, "of codes 1 to 15"),
+    "top_k": (whole, "0 is off"),
+    "depth_top_k": (whole, "of codes 1 to 15"),
+    "top_p": (number, "1 is off"),
+    "depth_top_p": (number, "of codes 1 to 15"),
+    "repetition_penalty": (number, "1 is off"),
+    "cfg_scale": (number, "guidance; 1 is off"),
+    "min_frames": (whole, "speech does not end before"),
     "max_frames": (positive, "of 80 ms each, with most voices"),
 }
 """Options of `say` that replace the voice's own SamplingParams."""
@@ -204,22 +391,40 @@ def add_engine_commands(commands: Commands) -> Commands:
     p.set_defaults(run=verify)
     p.add_argument("folder", type=Path, help="holds checkpoint/ and expected_*.safetensors")
 
-    p = commands.add_parser("simulate", help="the scheduler on a fake clock", allow_abbrev=False)
+    p = commands.add_parser("simulate", help="compare scheduling policies on a fake clock", allow_abbrev=False)
     p.set_defaults(run=simulate)
-    p.add_argument("--requests", type=positive, default=300)
-    p.add_argument("--load", type=positive_number, default=1.0, metavar="X", help="mean number of streams at once")
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--profile", type=Path, metavar="FILE", help="the device that calibrate measured")
-    p.add_argument("--json", metavar="FILE")
+    add_simulate_options(p)
 
     p = commands.add_parser("bench", help="measure the real engine", allow_abbrev=False)
     kinds = p.add_subparsers(required=True, metavar="WHAT")
-    p = kinds.add_parser("speech", help="TTFA, RTF and gaps by number of streams", allow_abbrev=False)
+    p = kinds.add_parser(
+        "speech",
+        help="TTFA, RTF and gaps by number of streams",
+        description="So many utterances begin at once, again and again; admission is off.",
+        allow_abbrev=False,
+    )
     p.set_defaults(run=bench)
     p.add_argument("--streams", type=positive, nargs="+", default=[1, 2])
     p.add_argument("--rounds", type=positive, default=10, help="utterances a stream")
     p.add_argument("--json", metavar="FILE")
     add_voice_options(p)
+
+    p = kinds.add_parser(
+        "gaps",
+        help="callers in real time, and what the simulator makes of the same ones",
+        description="Callers come as in simulate and speak in real time; admission is off. Utterances last 2 to 20 s, "
+        "but no longer than the voice speaks well: 8 s with the embedded one.",
+        allow_abbrev=False,
+    )
+    p.set_defaults(run=gaps)
+    add_gaps_options(p)
+    add_voice_options(p)
+
+    p = kinds.add_parser("plan", help="what the scheduler's planning costs", allow_abbrev=False)
+    p.set_defaults(run=plan)
+    p.add_argument("--streams", type=positive, nargs="+", default=[8, 16, 32, 64, 128, 256], metavar="N")
+    p.add_argument("--steps", type=positive, default=2000, metavar="N", help="that count (default: %(default)s)")
+    p.add_argument("--json", metavar="FILE")
 
     p = kinds.add_parser("determinism", help="codes by the shape of the batch", allow_abbrev=False)
     p.set_defaults(run=determinism)
@@ -230,7 +435,8 @@ def add_engine_commands(commands: Commands) -> Commands:
     p = commands.add_parser("calibrate", help="measure stage costs for the Predictor", allow_abbrev=False)
     p.set_defaults(run=calibrate)
     p.add_argument("-o", "--output", dest="json", required=True, metavar="FILE")
-    p.add_argument("--runs", type=positive, default=5, help="utterances a batch size")
+    p.add_argument("--runs", type=positive, default=60, help="rounds of one utterance; of n at once an n-th of them")
+    p.add_argument("--estimate", action="store_true", help="measure nothing: write the synthetic profile h200-estimate")
     add_voice_options(p)
     return kinds
 
@@ -244,7 +450,12 @@ def main(
     try:
         if getattr(args, "json", None):
             check_writable(args.json)
-        return int(args.run(args))
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever reads what is printed has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return HUNG_UP
     except OSError as error:
         problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except (ValueError, RuntimeError) as error:  # RequestError and CheckpointError; EngineError and the device's errors

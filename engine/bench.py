@@ -16,7 +16,7 @@ from rich.progress import track
 from rich.table import Table
 
 from engine.clock import MonotonicClock
-from engine.core import Chunk, Failed, Finished, Output, Request, RequestStats
+from engine.core import Chunk, End, Failed, Output, Request, RequestStats
 from engine.metrics import missing_seconds
 from engine.runtime import Runtime
 
@@ -45,11 +45,14 @@ class Listener:
     def deliver(self, output: Output) -> None:
         if isinstance(output, Chunk):
             self.arrivals.append((self.clock.now(), len(output.pcm) / self.sample_rate))
-            return
-        if isinstance(output, Finished):
-            self.stats = output.stats
-        elif isinstance(output, Failed):
-            self.error = output.message
+        elif isinstance(output, End):
+            self._end(output)
+
+    def _end(self, end: End) -> None:
+        if isinstance(end, Failed):
+            self.error = end.message
+        else:
+            self.stats = end.stats
         self.over.set()
 
 

@@ -8,22 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from multiprocessing.connection import Connection
 
 from rich.console import Console
 from rich.progress import track
 
 from engine import chunking
 from engine.clock import Clock, MonotonicClock
-from engine.core import Admission, Limits, ModelSpec, Prompt, PromptRow, Row, SamplingParams, Stage, Step, TextSegment
+from engine.core import (
+    Admission,
+    Chunk,
+    Limits,
+    ModelSpec,
+    Prompt,
+    PromptRow,
+    Row,
+    SamplingParams,
+    Stage,
+    Step,
+    TextSegment,
+)
 from engine.executor import Executor
 from engine.models import Model
 from engine.predictor import Predictor
+from engine.profile import CostKey, Profile
+from engine.reader import reading
 
 PROMPT_TOKENS = 96
 """A sentence of the usual length, where a token is a character."""
 MAX_FRAMES = sum(chunking.LADDER)
 """Of a script: each chunk size once."""
 WARM_BATCHES = (1, 2)
+PROMPTS = (16, 32, 64, 128, 256, 512)
+"""Tokens of the prompts that are calibrated: the shapes that an executor pads to."""
+FEW = 10
+"""Rounds at least of every shape; more are not spent on what no scheduler would choose: steps that share the device
+and yet take longer than Limits.max_step_seconds."""
+OPENING = frozenset({Stage.TEXT, Stage.PREFILL})
 
 
 def warm_up(model: Model, executor: Executor, limits: Limits, clock: Clock, predictor: Predictor) -> None:
@@ -52,39 +73,46 @@ def exercise(
     One frame a chunk is made: the others would cost as much. They use the first slots and pages and leave nothing
     behind: a slot starts anew with its next text step.
     """
-    prompt, max_frames = usual(model.spec, limits, batch)
-    sampling = replace(model.spec.sampling, max_frames=max_frames, min_frames=0)
-    for step in script(prompt, sampling, limits, batch, frames_a_chunk=1):
+    for step in lockstep(model.spec, limits, batch):
         started = clock.now()
         executor.run(step)
         yield step, clock.now() - started
 
 
-def usual(spec: ModelSpec, limits: Limits, batch: int) -> tuple[Prompt, int]:
-    """A prompt as long as a usual sentence and the frames of a whole script, or less where the voice has no room.
+def lockstep(spec: ModelSpec, limits: Limits, batch: int, tokens: int = PROMPT_TOKENS) -> Iterator[Step]:
+    """The steps of `batch` usual utterances."""
+    prompts, max_frames = usual(spec, limits, batch, tokens)
+    sampling = replace(spec.sampling, max_frames=max_frames, min_frames=0)
+    return script(prompts, sampling, limits, frames_a_chunk=1)
+
+
+def usual(spec: ModelSpec, limits: Limits, batch: int, tokens: int = PROMPT_TOKENS) -> tuple[tuple[Prompt, ...], int]:
+    """Prompts as long as a usual sentence and the frames of a whole script, or less where the voice has no room.
 
     Token 0, which every voice has: what the text says costs nothing, and a voice need not know the letters of ours.
+    Each is a token shorter than the one before it: equal ones would be encoded once.
     """
     positions = min(spec.max_positions, limits.num_pages // batch * limits.page_size)
     frames = max(1, min(MAX_FRAMES, positions // 2))
-    tokens = max(1, min(PROMPT_TOKENS, positions - frames))
-    return Prompt((PromptRow((TextSegment((0,) * tokens),)),)), frames
+    tokens = max(1, min(tokens, positions - frames))
+    lengths = (max(1, tokens - i) for i in range(batch))
+    return tuple(Prompt((PromptRow((TextSegment((0,) * length),)),)) for length in lengths), frames
 
 
 def script(
-    prompt: Prompt, sampling: SamplingParams, limits: Limits, batch: int, frames_a_chunk: int = chunking.LADDER[-1]
+    prompts: Sequence[Prompt], sampling: SamplingParams, limits: Limits, frames_a_chunk: int = chunking.LADDER[-1]
 ) -> Iterator[Step]:
-    """What the scheduler would plan for `batch` equal prompts, were there nobody else: up to sampling.max_frames, in
-    chunks that grow; fewer frames if asked to."""
-    rows = [Row(-1 - i, (1 + i,)) for i in range(batch)]
+    """What the scheduler would plan for these prompts, a slot each, were there nobody else: up to sampling.max_frames,
+    in chunks that grow; fewer frames if asked to."""
+    rows = [Row(-1 - i, (1 + i,)) for i in range(len(prompts))]
 
-    def step(stage: Stage, start: int = 0, count: int = 1, final: bool = False) -> Step:
-        return Step(stage, tuple(replace(row, start=start, count=count, final=final) for row in rows))
+    def step(stage: Stage, start: int, count: int = 1) -> Step:
+        return Step(stage, tuple(replace(row, start=start, count=count) for row in rows))
 
-    yield Step(Stage.TEXT, tuple(admitted(row, prompt, sampling, limits) for row in rows))
-    for start in range(0, prompt.length, limits.max_prefill_tokens):
-        count = min(limits.max_prefill_tokens, prompt.length - start)
-        yield step(Stage.PREFILL, start, count, final=start + count == prompt.length)
+    pairs = list(zip(rows, prompts, strict=True))
+    pages = max(pages_needed(prompt, sampling, limits) for prompt in prompts)
+    yield Step(Stage.TEXT, tuple(admitted(row, prompt, sampling, pages) for row, prompt in pairs))
+    yield from prefill(pairs, limits.max_prefill_tokens)
     first = 0
     for wanted in chunking.LADDER:
         size = min(wanted, sampling.max_frames - first)
@@ -97,29 +125,84 @@ def script(
         first += size
 
 
-def admitted(row: Row, prompt: Prompt, sampling: SamplingParams, limits: Limits) -> Row:
-    """The row with its admission: a prompt without guidance, and the pages that its slot number entitles it to."""
-    pages = -(-(prompt.length + sampling.max_frames) // limits.page_size)
+def prefill(pairs: Sequence[tuple[Row, Prompt]], most: int) -> Iterator[Step]:
+    """In parts of at most `most` positions."""
+    for start in range(0, max(prompt.length for _, prompt in pairs), most):
+        parts = [(row, prompt.length, min(most, prompt.length - start)) for row, prompt in pairs]
+        rows = [replace(row, start=start, count=n, final=start + n == length) for row, length, n in parts if n > 0]
+        yield Step(Stage.PREFILL, tuple(rows))
+
+
+def pages_needed(prompt: Prompt, sampling: SamplingParams, limits: Limits) -> int:
+    return -(-(prompt.length + sampling.max_frames) // limits.page_size)
+
+
+def admitted(row: Row, prompt: Prompt, sampling: SamplingParams, pages: int) -> Row:
+    """The row with its admission: a prompt without guidance, and the `pages` that its slot number entitles it to."""
     own = range(1 + (row.slots[0] - 1) * pages, 1 + row.slots[0] * pages)
     return replace(row, count=prompt.text_tokens, admission=Admission(prompt, sampling, (tuple(own),)))
 
 
-def calibrate(model: Model, executor: Executor, limits: Limits, runs: int, console: Console) -> dict[str, object]:
-    """The profile of this machine as JSON data: the samples themselves, not their means, so that tails survive.
+def calibrate(model: Model, executor: Executor, limits: Limits, runs: int, console: Console) -> Profile:
+    """The profile of this machine: the samples themselves, not their means, so that tails survive.
 
-    `runs` rounds at every batch size of the ladder that the limits allow, after one round that is thrown away.
+    `runs` rounds of an utterance alone, and proportionally fewer of larger batches (no fewer than FEW), evenly mixed so
+    that what disturbs the machine for a while disturbs all alike; each batch size after one that is thrown away. A
+    process reads the audio meanwhile, as it does when an engine runs.
     """
-    clock = MonotonicClock()
-    costs: dict[tuple[Stage, int, int], list[float]] = {}
-    plan = [(batch, i) for batch in batches(limits, limits.batches) for i in range(runs + 1)]
-    for batch, i in track(plan, description="measuring", console=console):
-        for step, seconds in exercise(model, executor, limits, batch, clock):
-            if i:
-                costs.setdefault((step.stage, step.batch, step.length), []).append(round(seconds, 6))
-    return {
-        "voice": model.spec.name,
-        "costs": [
-            {"stage": stage, "batch": batch, "length": length, "source": "measured", "seconds": seconds}
-            for (stage, batch, length), seconds in sorted(costs.items())
-        ],
-    }
+    sizes, clock = batches(limits, limits.batches), MonotonicClock()
+    for batch in sizes:
+        for _ in exercise(model, executor, limits, batch, clock):
+            pass
+    rounds = {batch: max(min(runs, FEW), runs // batch) for batch in sizes}
+    plan = sorted(((i + 0.5) / count, batch, i) for batch, count in rounds.items() for i in range(count))
+    with reading() as reader:
+        calibration = Calibration(model.spec, executor, limits, reader, clock)
+        for _, batch, i in track(plan, description="measuring stages", console=console):
+            calibration.round(batch, i)
+    return calibration.profile
+
+
+class Calibration:
+    """Collects the seconds that steps take."""
+
+    def __init__(self, spec: ModelSpec, executor: Executor, limits: Limits, reader: Connection, clock: Clock) -> None:
+        self._spec, self._executor, self._limits, self._reader, self._clock = spec, executor, limits, reader, clock
+        self._costs: dict[CostKey, list[float]] = {}
+
+    @property
+    def profile(self) -> Profile:
+        samples = {key: tuple(seconds) for key, seconds in sorted(self._costs.items())}
+        return Profile(self._spec.name, samples, dict.fromkeys(samples, "measured"), self._limits)
+
+    def round(self, batch: int, number: int) -> None:
+        """Prompts of all lengths with their first chunk; one of them, by number, goes on with the others."""
+        lengths = [length for length in self._lengths(batch) if self._matters(Stage.TEXT, batch, length)]
+        for length in lengths:
+            whole = length == lengths[number % len(lengths)]
+            for step in lockstep(self._spec, self._limits, batch, length):
+                if step.stage in OPENING or self._matters(step.stage, batch, step.length):
+                    self._run(step)
+                if step.stage is Stage.CODEC and not whole:
+                    break
+
+    def _lengths(self, batch: int) -> list[int]:
+        """Of the prompts that there is room for."""
+        return sorted({usual(self._spec, self._limits, batch, tokens)[0][0].length for tokens in PROMPTS})
+
+    def _matters(self, stage: Stage, batch: int, length: int) -> bool:
+        """Whether a step of this shape, or of a prompt of this length, is worth another round."""
+        parts = [(stage, batch, length)]
+        if stage is Stage.TEXT:
+            parts.append((Stage.PREFILL, batch, min(length, self._limits.max_prefill_tokens)))
+        seen = [self._costs.get(part, []) for part in parts]
+        slow = batch > 1 and any(min(seconds, default=0.0) > self._limits.max_step_seconds for seconds in seen)
+        return not slow or len(seen[0]) < FEW
+
+    def _run(self, step: Step) -> None:
+        started = self._clock.now()
+        result = self._executor.run(step)
+        elapsed = self._clock.now() - started
+        self._costs.setdefault((step.stage, step.batch, step.length), []).append(max(1e-6, round(elapsed, 6)))
+        for row, pcm, codes in zip(step.rows, result.pcm, result.codes, strict=False):  # only codec steps have audio
+            self._reader.send(Chunk(row.request_id, 0, row.start, pcm, codes, 0.0))

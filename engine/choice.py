@@ -6,8 +6,9 @@ In order of precedence:
   3. The playing stream with the least slack.
 Those one stage behind go first, so that they share the step (waiting for batch-mates), if all have time for that; for a
 new caller's step only while the device is strained.
-Whoever is ready for the same stage then joins, if that saves enough time, keeps the step within
-Limits.max_step_seconds, and breaks no deadline that would otherwise hold, or else if his own would break.
+Whoever is ready for the same stage then joins, if that saves enough time (of a new caller: if it costs the others less
+than their further way to first audio, for which he would wait), keeps the step within Limits.max_step_seconds, and
+breaks no deadline that would otherwise hold, or else if his own would break.
 """
 
 from __future__ import annotations
@@ -95,17 +96,31 @@ class Choice:
         stage, length, guided = leader.stage, leader.count, leader.stream.guided
         batch, mates = [leader], [c for c in everyone if c is not leader and c.joins(leader)]
         alone = cost = self._alone(leader)
-        time = self._time(leader, alone, everyone) if mates else 0.0
+        time, rest = (self._time(leader, alone, everyone), self._rest(leader)) if mates else (0.0, 0.0)
         for mate in mates:
             if len(batch) == self.limits.max_batch[stage]:
                 break
             longest, paired = max(length, mate.count), guided or mate.stream.guided
             together = self._cost(stage, len(batch) + 1, paired, longest)
             fits = together <= self.limits.max_step_seconds and (together <= time or -inf < mate.slack < alone)
-            if fits and _pays(together, cost + self._alone(mate)):
+            spared = mate.slack == -inf and together - cost <= rest
+            if fits and (spared or _pays(together, cost + self._alone(mate))):
                 batch.append(mate)
                 length, guided, cost = longest, paired, together
         return batch
+
+    def _rest(self, leader: Candidate) -> float:
+        """What a new caller at the leader's stage is spared, if he joins: the others' way from there to first audio,
+        which they would go before he has his turn. 0 if the leader plays already."""
+        if leader.slack > -inf:
+            return 0.0
+        guided, tokens = leader.stream.guided, leader.stream.prompt_length
+        ways = {Stage.TEXT: (Stage.PREFILL, tokens), Stage.PREFILL: (Stage.DEPTH, 1), Stage.DEPTH: (Stage.CODEC, 1)}
+        seconds, stage = 0.0, leader.stage
+        while stage in ways:
+            stage, length = ways[stage]
+            seconds += self._cost(stage, 1, guided, length)
+        return seconds
 
     def _time(self, leader: Candidate, cost: float, everyone: Sequence[Candidate]) -> float:
         """Seconds that the leader's step may take without breaking a deadline that would hold if it went alone. Who

@@ -99,7 +99,7 @@ def run_one(model: Model, executor: Executor, limits: Limits, text: str) -> Run:
     executor.state.sampling = watched
     codes: list[int] = []
     ends: list[bool] = []
-    for step in script(prompt, sampling, limits, 1):
+    for step in script([prompt], sampling, limits):
         result = executor.run(step)
         codes += result.codes[0].flatten().tolist() if result.codes else ()
         ends += result.ended

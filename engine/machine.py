@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+
+FLAT_LIST = re.compile(r"\[(\n[^\[\]{}\"]+)\]")
+"""A list of numbers in indented JSON: no string holds a line break."""
 
 
 def describe(device: str, argv: Sequence[str]) -> dict[str, object]:
@@ -50,9 +54,10 @@ def check_writable(path: str) -> None:
 
 
 def write_json(path: str, data: Mapping[str, object]) -> None:
-    """Writes indented JSON to the file, or to standard output for `-`. Raises OSError, and ValueError on NaN, which
-    JSON does not have."""
+    """Writes indented JSON to the file, or to standard output for `-`; a list of numbers is one line. Raises OSError,
+    and ValueError on NaN, which JSON does not have."""
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    text = FLAT_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
     if path == "-":
         sys.stdout.write(text)
     else:

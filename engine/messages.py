@@ -24,9 +24,12 @@ class RuntimeConfig:
     """A thread of this process instead of a process of its own: for tests and debuggers."""
     limits: Limits | None = None
     """None holds `num_slots` requests of any length."""
+    profile: Path | None = None
+    """What steps cost, as calibrate wrote it: the Predictor's prior. None: the one that comes with the engine for this
+    voice and kind of device, if any."""
     max_wait: float = 2.0
-    """As in Limits: predicted seconds that a new caller may have to wait for others' deadlines. Infinity serves
-    everybody at once, late or not."""
+    """Takes the place of limits.max_wait: predicted seconds that a new caller may have to wait for others' deadlines.
+    Infinity serves everybody at once, late or not."""
     policy: str = "predictor"
     """Out of engine.policies.NAMES; the others are emulations, for benches."""
     explain: bool = False

@@ -23,7 +23,7 @@ from engine.metrics import Window
 from engine.profile import Profile
 
 QUANTILE = 0.9
-OVERRUN_QUANTILE = 0.99
+OVERRUN_QUANTILE = 0.998
 """Of the time that steps took beyond what was predicted: the margin of every deadline, since one such step may come
 between a decision and its end."""
 MAX_JITTER = 0.2
@@ -221,10 +221,11 @@ class Predictor:
     def observe(self, step: Step, elapsed: float) -> None:
         """Learn that the step took `elapsed` seconds."""
         stage, batch, length = step.stage, step.sequences, step.length
-        self._overruns.add(max(0.0, elapsed - self.cost(stage, batch, length)))
         below = self._profile.cost(stage, batch, length)
         recent, key = self._recent[stage], (batch, bucket(length))
         point = recent.pop(key, None)
+        if point is not None:  # else it is news of a shape or of another machine, and no overrun
+            self._overruns.add(max(0.0, elapsed - self.cost(stage, batch, length)))
         if point is None:
             # what other points say; the built-in prior alone is too rough to doubt a measurement
             measured = self._profiled or recent
@@ -326,6 +327,11 @@ class Playback:
     @property
     def end(self) -> float:
         return self.offset + self.delivered
+
+    @property
+    def paused(self) -> bool:
+        """The listener stands still before the end of what was delivered."""
+        return self.clock.still is not None and self.clock.still < self.end
 
     def deliver(self, seconds: float, now: float) -> None:
         self.clock.deliver(self.end, now)

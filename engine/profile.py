@@ -6,7 +6,7 @@ The one bridge from the device to the simulator, written by `calibrate`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from random import Random
 from typing import Any
@@ -17,6 +17,25 @@ CostKey = tuple[Stage, int, int]
 """Stage, sequences, length as Step has them."""
 LIMITS = ("num_slots", "num_pages", "page_size", "max_prefill_tokens")
 """Those that a profile keeps, beside max_batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Mean seconds that pass around the steps of a running engine."""
+
+    submit: float = 0.0
+    """Until the scheduler knows what a caller says."""
+    step: float = 0.0
+    """Between two steps: planning, bookkeeping, handing over."""
+    deliver: float = 0.0
+    """From the end of a chunk's step until its caller has it."""
+
+    def __post_init__(self) -> None:
+        if not all(0 <= seconds < inf for seconds in (self.submit, self.step, self.deliver)):
+            raise ValueError(f"an overhead of seconds from 0 on expected, got {self}")
+
+
+NO_OVERHEAD = Overhead()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +50,12 @@ class Profile:
     """Of the engine that they are meant for."""
     load: float | None = None
     """Mean number of streams at once at which newest-first first has gaps (engine.contest)."""
+    overhead: Overhead = NO_OVERHEAD
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Profile:
-        """From {"voice", "costs": [{"stage", "batch", "length", "source", "seconds": [...]}, ...], "limits", "load"},
-        other keys are ignored. Raises ValueError."""
+        """From {"voice", "costs": [{"stage", "batch", "length", "source", "seconds": [...]}, ...], "limits", "load",
+        "overhead"}, other keys are ignored. Raises ValueError."""
         samples: dict[CostKey, tuple[float, ...]] = {}
         sources: dict[CostKey, str] = {}
         try:
@@ -45,14 +65,15 @@ class Profile:
                 sources[key] = str(cost.get("source", "measured"))
             name, limits = str(data["voice"]), _limits(data.get("limits"))
             load = None if data.get("load") is None else float(data["load"])
-        except (KeyError, TypeError, ValueError) as error:
+            overhead = Overhead(**{name: float(seconds) for name, seconds in data.get("overhead", {}).items()})
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"not a cost profile: {error!r}; write one with calibrate") from error
         for key, seconds in samples.items():
             if key[1] < 1 or key[2] < 0 or not seconds or not all(0 < value < inf for value in seconds):
                 raise ValueError(f"cost profile {name!r}, {key}: positive seconds expected, got {seconds}")
         if load is not None and not 0 < load < inf:
             raise ValueError(f"cost profile {name!r}: a positive load expected, got {load}")
-        return cls(name, samples, sources, limits, load)
+        return cls(name, samples, sources, limits, load, overhead)
 
     def to_dict(self) -> dict[str, Any]:
         """What from_dict reads."""
@@ -62,6 +83,8 @@ class Profile:
             data["limits"] = {name: getattr(self.limits, name) for name in LIMITS} | {"max_batch": max_batch}
         if self.load is not None:
             data["load"] = self.load
+        if self.overhead != NO_OVERHEAD:
+            data["overhead"] = asdict(self.overhead)
         data["costs"] = [
             {
                 "stage": stage.value,

@@ -45,7 +45,7 @@ from engine.metrics import Count, Measure, Metrics
 from engine.pages import PageAllocator
 from engine.policy import Candidate, Explain, Policy, explained
 from engine.predictor import Playback, Predictor, bucket
-from engine.room import Room
+from engine.room import Place, Room
 from engine.stream import Stream, frame_limit, pages_needed
 
 REMEMBERED = 256
@@ -89,13 +89,15 @@ class Scheduler:
         self._queue: dict[int, Stream] = {}
         self._admitted: dict[int, Stream] = {}
         self._leaving: list[Stream] = []
-        self._said: dict[int, Playback] = {}
+        self._said: dict[int, tuple[Playback, Place | None]] = {}
         self._in_flight: Flight | None = None
         self._pace = predictor.pace(1, limits)
         self._parts = {guided: self._part(guided) for guided in (False, True)}
         """By what is known now and not later: how a prompt is parted may change the last bit of what is computed, and
         a request's codes must not depend on the load."""
         self._room = Room(predictor, limits, spec.frame_seconds)
+        self._usual_pages = 0
+        """Of one row of the latest request."""
         self._strain = 0.0
         """Seconds that a playing stream lacked when last planned: no new caller begins before that is over."""
         self._wake_at: float | None = None
@@ -105,8 +107,9 @@ class Scheduler:
         """After a plan without a step: when to plan again if no event comes. None: only an event can bring work."""
         return self._wake_at
 
-    def snapshot(self) -> dict[str, float]:
+    def snapshot(self, now: float) -> dict[str, float]:
         """All metrics, and what is used right now, by name."""
+        self._room.expire(now)
         return self.metrics.snapshot() | {
             "requests_queued": float(len(self._queue)),
             "requests_active": float(len(self._admitted)),
@@ -126,7 +129,7 @@ class Scheduler:
                 return [Failed(event.request_id, event.epoch, event.code, event.message)]
             case Cancel():
                 stream = self._find(event.request_id)
-                return [self._end(stream, FinishReason.CANCELLED, now)] if stream else []
+                return self._end(stream, FinishReason.CANCELLED, now) if stream else []
             case Playhead():
                 self._move(event)
                 return []
@@ -135,11 +138,12 @@ class Scheduler:
         """The next step, or None when nobody needs one before wake_at. Nothing may be in flight."""
         assert self._in_flight is None, f"plan before commit of {self._in_flight}"
         self._free()
-        self._admit(now)
-        lead = self._max_lead
-        running = [stream for stream in self._admitted.values() if now >= stream.due_at(lead)]
+        running = self._running(now)
         if not running:
             self._strain = 0.0
+        if self._admit(now):
+            running = self._running(now)
+        if not running:
             self._wake_at = self._next_due(now)
             return None
         guided = any(stream.guided for stream in running)
@@ -153,6 +157,10 @@ class Scheduler:
             self._wake_at = decision.wait_until
             return None
         return self._begin(decision.rows, now)
+
+    def _running(self, now: float) -> list[Stream]:
+        lead = self._max_lead
+        return [stream for stream in self._admitted.values() if now >= stream.due_at(lead)]
 
     def _begin(self, rows: Sequence[Candidate], now: float) -> Step:
         step = Step(rows[0].stage, tuple(c.stream.row(c.stage, c.count) for c in rows))
@@ -186,14 +194,13 @@ class Scheduler:
 
     def _submit(self, submit: Submit, now: float) -> list[Output]:
         self.metrics.count(Count.SUBMITTED)
-        answer: Queued | Failed | None = self._impossible(submit)
-        if answer is None:
-            self._enqueue(submit, now)
-            self._admit(now)
-            answer = self._wait(submit)
-        if isinstance(answer, Failed):
+        impossible = self._impossible(submit)
+        if impossible is not None:
             self.metrics.count(Count.REFUSED)
-        return [answer] if answer else []
+            return [impossible]
+        self._enqueue(submit, now)
+        self._admit(now)
+        return self._answer(submit, now)
 
     def _impossible(self, submit: Submit) -> Failed | None:
         """Why this request could never be served, whatever the load."""
@@ -218,13 +225,20 @@ class Scheduler:
         stream = Stream.accept(submit, self._spec, self._limits, now)
         if submit.follows is not None:
             stream.after = self._find(submit.follows)
-            said = self._said.get(submit.follows)
-            if stream.after is not None:
-                stream.reply_at = stream.after.reply_at
-            elif said is not None:
-                stream.reply_at = now
-                self._follow(stream, said, now)
+            if submit.follows in self._said:
+                self._resume(stream, *self._said[submit.follows], now)
         self._queue[submit.request_id] = stream
+        self._usual_pages = max(stream.pages_needed)
+
+    def _resume(self, stream: Stream, said: Playback, place: Place | None, now: float) -> None:
+        """It continues an utterance that has ended: in its place, if that was kept; as a new caller after silence."""
+        self._room.expire(now)
+        if place is not None and self._room.has(place):
+            self._room.share_with(place, 1)
+            stream.place = place
+        elif said.deadline(now) > now:
+            stream.place = self._room.take(len(stream.pages_needed), now)
+        self._follow(stream, said, now)
 
     def _follow(self, stream: Stream, said: Playback, now: float) -> None:
         """Start it where `said` ends; at once, if there is silence already."""
@@ -232,33 +246,51 @@ class Scheduler:
             stream.playback = Playback(said.clock, said.end)
             stream.continues = True
 
-    def _wait(self, submit: Submit) -> Queued | Failed | None:
-        """What the request just enqueued is told, unless it begins at once: how long it has to wait, or that this would
-        be too long, or that too many of its kind, in a reply or not, wait already. What continues a reply waits for the
-        end of what went before, and needs no answer."""
+    def _answer(self, submit: Submit, now: float) -> list[Output]:
+        """What a request that waits is told, unless it begins at once: how long it has to, or that this would be too
+        long, or that too many of its kind, in a reply or not, wait already. What continues a reply waits for the end of
+        what went before, and needs no answer."""
         stream = self._queue.get(submit.request_id)
         if stream is None:
-            return None
+            return []
         others = sum(other.in_reply == stream.in_reply for other in self._queue.values()) - 1
         wait = self._until_room()
         if others >= self._limits.max_queued:
-            reason = f"{others} requests are waiting already"
-        elif stream.in_reply:
-            return None
-        elif wait > self._limits.max_wait:
-            reason = "all voices are busy"
-        else:
-            return Queued(submit.request_id, submit.epoch, wait)
-        del self._queue[submit.request_id]
-        return _refusal(submit, ErrorCode.BUSY, reason, wait)
+            return self._turn_away(stream, f"{others} requests are waiting already", wait, now)
+        if stream.in_reply:
+            return []
+        if wait > self._limits.max_wait:
+            return self._turn_away(stream, "all voices are busy", wait, now)
+        return [Queued(submit.request_id, submit.epoch, wait)]
+
+    def _turn_away(self, stream: Stream, reason: str, wait: float, now: float) -> list[Output]:
+        """Refuse one that waits; what would have continued it is told anew."""
+        self.metrics.count(Count.REFUSED)
+        del self._queue[stream.request_id]
+        if stream.place is not None and stream.after is None:
+            self._room.leave(stream.place, None, now)
+        refusal = _refusal(stream.submit, ErrorCode.BUSY, reason, wait or self._room.wait(len(stream.pages_needed)))
+        return [refusal, *self._orphan(stream, now)]
+
+    def _orphan(self, stream: Stream, now: float) -> list[Output]:
+        """Answers for those that continue one that never began: they are new callers now."""
+        outputs: list[Output] = []
+        for follower in self._followers(stream):
+            follower.after, follower.ready_at = None, now
+            outputs += self._answer(follower.submit, now)
+        return outputs
+
+    def _followers(self, stream: Stream) -> list[Stream]:
+        return [other for other in self._queue.values() if other.after is stream]
 
     def _until_room(self, more: int = 0) -> float:
         """Predicted seconds until the last new caller who waits begins, or another one with `more` rows behind him."""
-        waiting = [len(stream.pages_needed) for stream in self._queue.values() if not stream.in_reply]
-        rows = sum(waiting) + more
-        if self._slots.num_free >= rows and self._fits(rows):
+        waiting = [stream for stream in self._queue.values() if not stream.in_reply]
+        rows = sum(len(stream.pages_needed) for stream in waiting) + more
+        pages = sum(sum(stream.pages_needed) for stream in waiting) + more * self._usual_pages
+        if self._slots.num_free >= rows and self._pages.num_free >= pages and self._fits(rows):
             return self._strain
-        return self._room.wait(len(waiting) - (not more), self._active())
+        return self._room.wait(rows)
 
     def _retry_after(self) -> float:
         """What a new caller would be told now, if he were refused; else 0."""
@@ -266,42 +298,38 @@ class Scheduler:
         wait = self._until_room(more=1)
         return wait if wait > self._limits.max_wait or waiting >= self._limits.max_queued else 0.0
 
-    def _active(self) -> int:
-        """Streams that take the device's time, one of each reply."""
-        generating = sum(stream.reason is None for stream in self._admitted.values())
-        return generating + sum(stream.has_place for stream in self._queue.values())
-
     def _fits(self, rows: int) -> bool:
-        """Whether so many more rows break no deadline. Alone, a stream always may."""
-        if self._limits.max_wait == inf:
-            return True
-        generating = sum(len(stream.slots) for stream in self._admitted.values() if stream.reason is None)
-        continuing = sum(len(stream.pages_needed) for stream in self._queue.values() if stream.has_place)
-        return not (generating + continuing) or self._room.fits(generating + continuing + rows)
+        """Whether so many more rows break no deadline."""
+        return self._limits.max_wait == inf or self._room.fits(rows)
 
     def _holds_back(self, stream: Stream) -> bool:
         """Whether it is a new caller who has to wait for others' deadlines."""
-        if stream.reply_at is not None or self._limits.max_wait == inf:
+        if stream.place is not None or self._limits.max_wait == inf:
             return False
         return self._strain > 0 or not self._fits(len(stream.pages_needed))
 
-    def _admit(self, now: float) -> None:
-        """Give slots and pages to those who can start, first come first. Who does not fit yet blocks those behind him,
-        or small requests would starve a large one. A new caller who would break a deadline blocks new callers only."""
-        lead, held = self._max_lead, False
+    def _admit(self, now: float) -> bool:
+        """Give slots and pages to those who can start, first come first; whether there was anybody. Who does not fit
+        yet blocks those behind him, or small requests would starve a large one. A new caller who would break a deadline
+        blocks new callers only."""
+        if not self._queue:
+            return False
+        self._room.expire(now)
+        lead, held, before = self._max_lead, False, len(self._admitted)
         ready = [stream for stream in self._queue.values() if now >= stream.due_at(lead)]
         for stream in sorted(ready, key=lambda stream: stream.waits_since(lead)):
             held = held or self._holds_back(stream)
-            if held and stream.reply_at is None:
+            if held and stream.place is None:
                 continue
             if not self._reserve(stream):
-                return
+                break
             self._enter(stream, now)
+        return len(self._admitted) > before
 
     def _enter(self, stream: Stream, now: float) -> None:
         self._admitted[stream.request_id] = self._queue.pop(stream.request_id)
-        if stream.reply_at is None:
-            stream.reply_at = now
+        if stream.place is None:
+            stream.place = self._room.take(len(stream.pages_needed), now)
         self.metrics.observe(Measure.QUEUED, now - stream.submitted_at)
 
     def _reserve(self, stream: Stream) -> bool:
@@ -362,9 +390,11 @@ class Scheduler:
         return self._predictor.cost(Stage.PREFILL, num_sequences(Stage.PREFILL, 1, guided), count)
 
     def _next_due(self, now: float) -> float | None:
-        """When the first of those that are held goes on by itself."""
+        """When the first of those that are held goes on by itself, or a reply's place is free."""
         streams = (*self._admitted.values(), *self._queue.values())
         due = [stream.due_at(self._max_lead) for stream in streams]
+        if self._limits.max_wait < inf:
+            due.append(self._room.next_end(now))
         return min((at for at in due if now < at < inf), default=None)
 
     # Results
@@ -377,7 +407,7 @@ class Scheduler:
         if stage is Stage.CODEC:
             outputs.append(self._chunk(stream, row, result.pcm[index], result.codes[index], now))
         if stream.reason is not None and not stream.pending:
-            outputs.append(self._end(stream, stream.reason, now))
+            outputs += self._end(stream, stream.reason, now)
         return outputs
 
     def _chunk(self, stream: Stream, row: Row, pcm: PCM, codes: Codes, now: float) -> Chunk:
@@ -415,34 +445,42 @@ class Scheduler:
 
     # Ends
 
-    def _end(self, stream: Stream, reason: FinishReason, now: float) -> Finished:
-        """The one end of a request that was accepted. What it holds is only marked here."""
+    def _end(self, stream: Stream, reason: FinishReason, now: float) -> list[Output]:
+        """The one end of a request that was accepted, and what those are told who would have continued it. What it
+        holds is only marked here."""
         stream.reason, stats = reason, stream.stats(now)
+        cancelled = reason is FinishReason.CANCELLED
         if self._queue.pop(stream.request_id, None) is None:
             self._leaving.append(self._admitted.pop(stream.request_id))
-            self._room.learn(stats)
-        cancelled = reason is FinishReason.CANCELLED
         if not cancelled:
+            self._room.learn(stats)
             self._remember(stream)
-        handed_on = self._hand_on(stream, cancelled, now)
-        if stream.reply_at is not None and not handed_on:
-            self._room.free(now - stream.reply_at)
         self.metrics.count(Count.CANCELLED if cancelled else Count.FINISHED)
         if stats.rtf is not None:
             self.metrics.observe(Measure.RTF, stats.rtf)
-        return Finished(stream.request_id, stream.submit.epoch, reason, stats)
+        finished = Finished(stream.request_id, stream.submit.epoch, reason, stats)
+        return [finished, *self._hand_on(stream, cancelled, now)]
 
-    def _hand_on(self, stream: Stream, cancelled: bool, now: float) -> bool:
-        """Lets those that continue it begin, in its place; whether there are any."""
-        followers = [follower for follower in self._queue.values() if follower.after is stream]
+    def _hand_on(self, stream: Stream, cancelled: bool, now: float) -> list[Output]:
+        """Lets those that continue it begin, in its place. What continues one that waited itself waits on for that
+        one's predecessor."""
+        followers, place = self._followers(stream), stream.place
+        if stream.after is not None:
+            for follower in followers:
+                follower.after = stream.after
+            return []
+        if place is None:
+            return self._orphan(stream, now)
+        self._room.share_with(place, len(followers))
         for follower in followers:
-            follower.after, follower.ready_at, follower.reply_at = None, now, stream.reply_at
+            follower.after, follower.ready_at, follower.place = None, now, place
             if not cancelled:
                 self._follow(follower, stream.playback, now)
-        return bool(followers)
+        self._room.leave(place, None if cancelled else stream.playback, now)
+        return []
 
     def _remember(self, stream: Stream) -> None:
-        self._said[stream.request_id] = stream.playback
+        self._said[stream.request_id] = stream.playback, stream.place
         if len(self._said) > REMEMBERED:
             del self._said[next(iter(self._said))]
 
@@ -460,7 +498,7 @@ class Scheduler:
     def _move(self, playhead: Playhead) -> None:
         """The listener's own word on where it stands, in an utterance that lives or has ended."""
         stream = self._find(playhead.request_id)
-        playback = stream.playback if stream else self._said.get(playhead.request_id)
+        playback = stream.playback if stream else self._said.get(playhead.request_id, (None, None))[0]
         if playback is not None:
             played = min(playhead.played_samples / self._spec.sample_rate, playback.delivered)
             playback.clock.move(playback.offset + played, playhead.at, playhead.running, playhead.jitter)

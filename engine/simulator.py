@@ -19,6 +19,8 @@ from engine.core import (
     Chunk,
     End,
     Event,
+    Finished,
+    FinishReason,
     Limits,
     ModelSpec,
     Output,
@@ -30,7 +32,7 @@ from engine.core import (
 from engine.policies import PREDICTOR, make
 from engine.policy import Explain
 from engine.predictor import Predictor, prior
-from engine.profile import Profile
+from engine.profile import NO_OVERHEAD, Overhead, Profile
 from engine.scheduler import Scheduler
 from engine.traffic import SPEC, Utterance
 
@@ -55,12 +57,14 @@ class FakeClock:
 
 
 class ScriptedInbox:
-    """Events at known instants. Waiting lets time pass; when nothing can ever come, it is closed."""
+    """Events at known instants. Waiting lets time pass; when nothing can ever come, it is closed. Each time that the
+    loop comes by takes `turn` seconds."""
 
-    def __init__(self, clock: FakeClock, script: Iterable[tuple[float, Event]] = ()) -> None:
+    def __init__(self, clock: FakeClock, script: Iterable[tuple[float, Event]] = (), turn: float = 0.0) -> None:
         self.closed = False
         self.waits = 0
         self._clock = clock
+        self._turn = turn
         self._heap: list[tuple[float, int, Event]] = []
         self._pushed = 0
         for at, event in script:
@@ -71,6 +75,7 @@ class ScriptedInbox:
         self._pushed += 1
 
     def drain(self) -> list[Event]:
+        self._clock.advance(self._turn)
         events = []
         while self._heap and self._heap[0][0] <= self._clock.now():
             events.append(heappop(self._heap)[2])
@@ -181,17 +186,26 @@ class Listener:
     @property
     def unheard(self) -> float:
         """Seconds of audio that nobody listened to."""
-        return 0.0 if self.said.hears is None else max(0.0, self.audio - self.said.hears)
+        heard = inf if self.said.hears is None else self.said.hears
+        if self.said.cancel_at is not None:
+            heard = min(heard, max(0.0, self._position(self.said.cancel_at)))
+        return max(0.0, self.audio - heard)
 
     def hear(self, seconds: float, now: float) -> None:
         """A chunk arrives. It is late if it comes after all before it was played, by the listener's own clock."""
         if not self.arrivals:
-            self.plays_at = self.runs_out_at = max(now, self.before.runs_out_at if self.before else now)
+            self.plays_at = self.runs_out_at = self._begins(now)
         self.extra_buffer = max(self.extra_buffer, now - self.plays_at - self._wall(0.0, self.audio))
         self.underruns += now > self.runs_out_at
         self.arrivals.append((now, seconds))
         self.runs_out_at = max(self.runs_out_at, now) + self._wall(self.audio, seconds)
         self.audio += seconds
+
+    def _begins(self, now: float) -> float:
+        """When its first sample is due: at the end of what went before, if that was still heard when it was asked for;
+        else as soon as there is one."""
+        ends_at = self.before.runs_out_at if self.before else -inf
+        return ends_at if ends_at >= self.said.at else now
 
     def _wall(self, position: float, seconds: float) -> float:
         """Seconds that it takes to play `seconds` of audio from `position` on."""
@@ -204,18 +218,29 @@ class Listener:
         """When it plays, or begins to stall at, a position that has arrived."""
         return self.runs_out_at - self._wall(position, self.audio - position)
 
+    def over(self, end: End, now: float) -> None:
+        """The last word. What was interrupted is silent from then on."""
+        self.end = end
+        if isinstance(end, Finished) and end.reason is FinishReason.CANCELLED:
+            self.runs_out_at = min(self.runs_out_at, now)
+
     def events(self, now: float, sample_rate: int) -> Iterator[tuple[float, Event]]:
         """What the listener does and says, once its newest chunk has arrived: where it stands, when it stalls and goes
         on, when it interrupts."""
         start, (stalls_at, pause) = self.audio - self.arrivals[-1][1], self.said.stall
         if self.plays_at < now and len(self.arrivals) > 1:
-            yield now, self._playhead(self._position(now), now, sample_rate)
+            yield now, self._playhead(self._position(now), now, sample_rate, running=not self._stands(now))
         if start < stalls_at <= self.audio:
             at = self._at(stalls_at) - pause
             yield at, self._playhead(stalls_at, at, sample_rate, running=False)
             yield at + pause, self._playhead(stalls_at, at + pause, sample_rate)
         if self.said.hears is not None and start < self.said.hears <= self.audio:
             yield max(now, self._at(self.said.hears)), Cancel(self.request_id)
+
+    def _stands(self, now: float) -> bool:
+        """Whether it is in its stall."""
+        stalls_at, pause = self.said.stall
+        return stalls_at <= self.audio and 0 < self._at(stalls_at) - now <= pause
 
     def _position(self, now: float) -> float:
         """Where it stands, in seconds of audio; of a stall, where it stalled."""
@@ -250,13 +275,14 @@ def simulate(
     policy: str = PREDICTOR,
     playheads: bool = True,
     explain: Explain | None = None,
+    overhead: Overhead = NO_OVERHEAD,
 ) -> Simulation:
     """Run the loop until nothing is left to happen. `profile` is what the predictor knows beforehand."""
     listeners: list[Listener] = []
     for number, said in enumerate(script):
         listeners.append(Listener(number, said, None if said.follows is None else listeners[said.follows]))
     clock, simulation = FakeClock(), Simulation(tuple(listeners))
-    inbox = ScriptedInbox(clock, _events(script))
+    inbox = ScriptedInbox(clock, ((at + overhead.submit, event) for at, event in _events(script)), overhead.step)
     predictor = Predictor(profile)
     scheduler = Scheduler(spec, limits, predictor, make(policy, predictor, limits), explain)
 
@@ -264,17 +290,18 @@ def simulate(
         simulation.outputs.append((clock.now(), output))
         listener = listeners[output.request_id]
         if isinstance(output, End):
-            listener.end = output
+            listener.over(output, clock.now())
         if not isinstance(output, Chunk):
             return
-        listener.hear(len(output.pcm) / spec.sample_rate, clock.now())
-        for at, event in listener.events(clock.now(), spec.sample_rate):
+        arrived_at = clock.now() + overhead.deliver
+        listener.hear(len(output.pcm) / spec.sample_rate, arrived_at)
+        for at, event in listener.events(arrived_at, spec.sample_rate):
             if playheads or isinstance(event, Cancel):
-                inbox.push(at, event)
+                inbox.push(at + overhead.submit, event)
 
     frames = {number: said.frames for number, said in enumerate(script)}
     loop.run(inbox, scheduler, TimedExecutor(clock, costs, frames, spec), predictor, clock, deliver)
-    simulation.elapsed, simulation.waits, simulation.metrics = clock.now(), inbox.waits, scheduler.snapshot()
+    simulation.elapsed, simulation.waits, simulation.metrics = clock.now(), inbox.waits, scheduler.snapshot(clock.now())
     return simulation
 
 

@@ -20,6 +20,7 @@ from engine.core import (
     Submit,
 )
 from engine.predictor import Playback
+from engine.room import Place
 
 
 def frame_limit(submit: Submit, spec: ModelSpec) -> int:
@@ -52,9 +53,8 @@ class Stream:
     """The utterance that this one continues, while that is still being generated."""
     continues: bool = False
     """Its start is known: the end of the utterance before it. Without that it has start priority."""
-    reply_at: float | None = None
-    """When the first utterance of its reply began, if that is known to have begun. Such a stream is never held back or
-    refused for the sake of others: what was begun is finished."""
+    place: Place | None = None
+    """Its reply's, if that has begun: such a stream is never held back or refused for the sake of others."""
     slots: tuple[int, ...] = ()
     pages: tuple[tuple[int, ...], ...] = ()
     stage: Stage = Stage.TEXT
@@ -117,13 +117,8 @@ class Stream:
 
     @property
     def in_reply(self) -> bool:
-        """While it waits: it continues an utterance that is alive, or that has been said."""
-        return self.after is not None or self.reply_at is not None
-
-    @property
-    def has_place(self) -> bool:
-        """While it waits: it takes over what the utterance before it took of the device."""
-        return self.after is None and self.reply_at is not None
+        """While it waits: it continues an utterance that is alive, or that was heard just now."""
+        return self.after is not None or self.place is not None
 
     def hold(self, slots: tuple[int, ...], pages: tuple[int, ...]) -> None:
         """Take possession of a slot for each prompt row, and of pages, which are dealt out to the rows in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from random import Random
@@ -46,8 +46,11 @@ class Utterance:
     """Seconds of audio after which it interrupts."""
 
     def submit(self, request_id: int) -> Submit:
+        """With the usual limit of frames, or one that lets it be said in full."""
         prompt = Prompt((PromptRow((TextSegment((0,) * self.text_tokens),)),) * self.rows)
-        return Submit(request_id, prompt, SamplingParams(), follows=self.follows, submitted_at=self.at)
+        sampling = SamplingParams()
+        sampling = replace(sampling, max_frames=max(sampling.max_frames, self.frames + 1))
+        return Submit(request_id, prompt, sampling, follows=self.follows, submitted_at=self.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,45 +78,115 @@ def poisson(requests: int, load: float, seed: int, spec: ModelSpec = SPEC, burst
 
 
 def moody(script: Sequence[Utterance], moods: Moods, seed: int, spec: ModelSpec = SPEC) -> list[Utterance]:
-    """The same callers, with clocks that drift, playback that stalls for 0.1 to 2 s, and interruptions."""
+    """The same callers, with clocks that drift, playback that stalls for 0.1 to 2 s, and interruptions. Whoever is not
+    drawn for one of these stays as he is."""
     random, out = Random(seed), []
     for said in script:
         seconds = said.frames * spec.frame_seconds
-        rate = 1 + random.uniform(-1, 1) * moods.drift_ppm * 1e-6
+        rate = said.rate * (1 + random.uniform(-1, 1) * moods.drift_ppm * 1e-6)
         stalls, where, pause = random.random() < moods.stalls, random.random() * seconds, random.uniform(0.1, 2.0)
         cut, heard = random.random() < moods.barge_ins, random.uniform(0.1, 0.9) * seconds
-        stall = (where, pause) if stalls else NEVER
-        out.append(replace(said, rate=rate, stall=stall, hears=heard if cut else None))
+        stall = (where, pause) if stalls else said.stall
+        out.append(replace(said, rate=rate, stall=stall, hears=heard if cut else said.hears))
     return out
 
 
-def read_trace(path: Path) -> list[Utterance]:
-    """A script from JSON lines, an utterance each, in order of arrival. Raises OSError and ValueError."""
-    lines = path.read_text().splitlines()
-    return [_utterance(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+def read_trace(path: Path, spec: ModelSpec | None = None) -> list[Utterance]:
+    """A script from JSON lines, an utterance each, in order of arrival. With a spec, each must fit into its positions.
+    Raises OSError and ValueError."""
+    script: list[Utterance] = []
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected JSON lines in UTF-8, got other bytes: give a trace") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                script.append(_utterance(line, script, spec))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}, got {line}") from error
+    return script
 
 
-def _utterance(where: str, line: str) -> Utterance:
-    names = [field.name for field in fields(Utterance)]
+def _utterance(line: str, script: Sequence[Utterance], spec: ModelSpec | None) -> Utterance:
+    """The one that comes after those of the script. Raises ValueError, which says what was expected."""
     try:
         data = json.loads(line)
-        at, frames = float(data.pop("at")), int(data.pop("frames"))
-        said = Utterance(at, frames, **{name: CONVERT.get(name, float)(value) for name, value in data.items()})
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        text = f"expected a JSON object with at, frames and others of {', '.join(names)}, got {line}: {error!r}"
-        raise ValueError(f"{where}: {text}") from error
-    if not (0 <= at < inf and min(frames, said.text_tokens, said.rows, said.rate) > 0 <= said.stall[1]):
-        raise ValueError(f"{where}: at must be 0 or more, frames, text_tokens, rows and rate above 0, got {line}")
+    except ValueError:
+        data = None
+    if not isinstance(data, dict) or not {"at", "frames"} <= data.keys() <= KINDS.keys():
+        raise ValueError(f"expected a JSON object with at, frames and others of {', '.join(KINDS)}")
+    said = Utterance(**{name: _field(name, value) for name, value in data.items()})
+    if wrong := _wrong(said, script) or (spec and _unservable(said, spec)):
+        raise ValueError(wrong)
     return said
 
 
-def _pair(value: Sequence[float]) -> tuple[float, float]:
+def _wrong(said: Utterance, script: Sequence[Utterance]) -> str | None:
+    """The first rule that an utterance breaks, which comes after those of a script."""
+    (stalls_at, pause), cut, heard, before = said.stall, said.cancel_at, said.hears, said.follows
+    last = script[-1].at if script else 0.0
+    rules = (
+        (0 <= said.at < inf, "at must be 0 or more"),
+        (said.at >= last, f"at must not be before that of the line above ({last}): put the lines in order of arrival"),
+        (min(said.frames, said.text_tokens) > 0, "frames and text_tokens must be above 0"),
+        (said.rows in (1, 2), "rows must be 1, or 2 for guidance"),
+        (0 < said.rate < inf, "rate must be above 0"),
+        (stalls_at > 0 <= pause < inf, "stall must be [seconds of audio above 0, seconds of pause from 0 on]"),
+        (heard is None or heard > 0, "hears must be above 0"),
+        (cut is None or cut >= said.at, "cancel_at must not be before at"),
+        (before is None or 0 <= before < len(script), "follows must be the place of an earlier utterance, from 0 on"),
+    )
+    return next((rule for holds, rule in rules if not holds), None)
+
+
+def _unservable(said: Utterance, spec: ModelSpec) -> str | None:
+    """Why a model could not say all of it: one position is left for the end."""
+    most = spec.max_positions - 1
+    if said.text_tokens + said.frames <= most:
+        return None
+    return f"text_tokens ({said.text_tokens}) and frames together must be at most {most}: make it shorter"
+
+
+def _field(name: str, value: object) -> Any:
+    read, what = KINDS[name]
+    try:
+        return read(value)
+    except (OverflowError, TypeError, ValueError):
+        raise ValueError(f"{name} must be {what}") from None
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    return float(value)
+
+
+def _whole(value: object) -> int:
+    number = _number(value)
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
+
+
+def _pair(value: Any) -> tuple[float, float]:
     first, second = value
-    return float(first), float(second)
+    return _number(first), _number(second)
 
 
-CONVERT: Mapping[str, Callable[[Any], Any]] = {"text_tokens": int, "rows": int, "follows": int, "stall": _pair}
-"""What reads a field; the others are numbers."""
+WHOLE, NUMBER = (_whole, "a whole number"), (_number, "a number")
+KINDS: Mapping[str, tuple[Callable[[object], Any], str]] = {
+    "at": NUMBER,
+    "frames": WHOLE,
+    "text_tokens": WHOLE,
+    "rows": WHOLE,
+    "follows": WHOLE,
+    "cancel_at": NUMBER,
+    "rate": NUMBER,
+    "stall": (_pair, "two numbers"),
+    "hears": NUMBER,
+}
+"""Fields of a line: what reads them, and what they are."""
 
 
 def write_trace(path: Path, script: Iterable[Utterance]) -> None:

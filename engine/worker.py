@@ -15,7 +15,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from engine import device as devices
-from engine import models
+from engine import models, profiles
 from engine.calibrate import warm_up
 from engine.clock import Clock, MonotonicClock
 from engine.core import ErrorCode, Event, Output, Refused, RequestError, Submit
@@ -24,6 +24,7 @@ from engine.loop import run
 from engine.messages import Close, FromWorker, Numbered, Ready, RuntimeConfig, Snapshot, StartFailed
 from engine.policies import make
 from engine.predictor import Predictor
+from engine.profile import Profile
 from engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -77,20 +78,21 @@ class Outbox:
     def __init__(self, connection: Connection, scheduler: Scheduler, clock: Clock) -> None:
         self._connection, self._scheduler, self._clock = connection, scheduler, clock
         self._told_at = float("-inf")
-        self._news = False
+        self._told: dict[str, float] = {}
 
     def deliver(self, output: Output) -> None:
         """An output to its caller."""
         self.send(output)
-        self._news = True
         if self._clock.now() - self._told_at >= SNAPSHOT_SECONDS:
             self.tell()
 
     def tell(self) -> None:
-        """The metrics, if anything was delivered since they were last told."""
-        if self._news:
-            self._news, self._told_at = False, self._clock.now()
-            self.send(Snapshot(self._scheduler.snapshot()))
+        """The metrics, if they have changed since they were last told."""
+        now = self._clock.now()
+        values = self._scheduler.snapshot(now)
+        if values != self._told:
+            self._told, self._told_at = values, now
+            self.send(Snapshot(values))
 
     def send(self, message: FromWorker) -> None:
         """A reader that has gone is no error: the pipe's other direction says so and ends the loop."""
@@ -103,9 +105,10 @@ class Outbox:
 def run_worker(connection: Connection, config: RuntimeConfig) -> None:
     """The life of an engine: load, say Ready, serve until Close or until the other end is gone."""
     with connection:
-        clock, predictor = MonotonicClock(), Predictor()
+        clock = MonotonicClock()
         try:
             model, executor, limits = load(config)
+            predictor = Predictor(prior(config, model))
             warm_up(model, executor, limits, clock, predictor)
         except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: the device's memory is too small
             connection.send(StartFailed(str(error)))
@@ -120,6 +123,13 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
         outbox.send(Ready(model.spec, limits, devices.name(model.device)))
         threading.Thread(target=read, args=(connection, model, inbox), name="engine-inbox", daemon=True).start()
         run(inbox, scheduler, executor, predictor, clock, outbox.deliver)
+
+
+def prior(config: RuntimeConfig, model: models.Model) -> Profile | None:
+    """What the Predictor knows before the first step. Raises OSError and ValueError."""
+    if config.profile is not None:
+        return profiles.read(config.profile)
+    return profiles.own(model.spec.name, devices.name(model.device))
 
 
 def tell(line: str) -> None:

@@ -145,5 +145,5 @@ def ids(step: Step) -> list[int]:
 
 def free(engine: Engine) -> tuple[float, float]:
     engine.scheduler.plan(engine.now)
-    values = engine.scheduler.snapshot()
+    values = engine.scheduler.snapshot(engine.now)
     return values["slots_free"], values["pages_free"]

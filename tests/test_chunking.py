@@ -1,5 +1,7 @@
 """Chunks grow on the ladder and shrink to what exists when time is short."""
 
+from math import inf
+
 import pytest
 
 from engine.chunking import LADDER, expected, fitting, goal, largest, seconds, sendable
@@ -10,6 +12,17 @@ FRAME = 0.020
 
 def test_chunks_grow_1_2_4_8_16_and_stay_there() -> None:
     assert [goal(chunks) for chunks in range(7)] == [1, 2, 4, 8, 16, 16, 16]
+
+
+def test_chunks_that_begin_larger_are_never_smaller() -> None:
+    assert [goal(chunks, first=4) for chunks in range(5)] == [4, 8, 16, 16, 16]
+    assert [goal(chunks, first=16) for chunks in range(3)] == [16, 16, 16]
+    assert [goal(chunks, 8, first=16) for chunks in range(3)] == [16, 16, 16]
+    assert [goal(chunks, 8, first=2) for chunks in range(4)] == [2, 4, 8, 8]
+
+
+def test_so_many_chunks_do_not_overflow() -> None:
+    assert goal(10**6) == 16
 
 
 @pytest.mark.parametrize(
@@ -71,3 +84,19 @@ def test_the_expected_chunk_is_the_largest_that_fits_into_the_time(time_left: fl
 
 def test_the_expected_chunk_does_not_exceed_the_goal() -> None:
     assert [expected(0, wanted, 9.0, FRAME, CODEC) for wanted in LADDER] == list(LADDER)
+
+
+def test_as_time_runs_out_more_frames_are_waited_for_less() -> None:
+    """Six frames of 16 wanted: 8 take 64 ms more, and then 4 are sent at once."""
+    assert [sendable(6, 16, left, FRAME, CODEC) for left in (inf, 0.065, 0.063, 0.0, -inf)] == [0, 0, 4, 4, 4]
+
+
+def test_a_chunk_of_what_exists_needs_the_codec_only() -> None:
+    assert [expected(8, 16, left, FRAME, CODEC) for left in (0.201, 0.199, 0.025, 0.023, 0.017, 0.0)] == [
+        *(16, 8, 8, 4, 4, 1),
+    ]
+
+
+def test_where_time_is_endless_the_goal_is_expected_and_waited_for() -> None:
+    assert expected(0, 8, inf, FRAME, CODEC) == 8
+    assert sendable(7, 8, inf, FRAME, CODEC) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.__main__ import main
+from engine import estimate
+from engine.__main__ import main, runtime_config
 from engine.core import Stage
 from engine.machine import check_writable, write_json
+from engine.policies import NAMES
 from engine.profile import Profile
+from engine.simulate import Asked
+from engine.traffic import read_trace
 
 GOLDEN = Path(__file__).parent / "golden" / "breeze"
 TINY = ("--voice", str(GOLDEN / "checkpoint"), "--device", "cpu")
@@ -26,7 +31,7 @@ TINY = ("--voice", str(GOLDEN / "checkpoint"), "--device", "cpu")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `calibrate` wrote."""
     path = tmp_path_factory.mktemp("calibrated") / "profile.json"
-    assert main(["calibrate", "-o", str(path), "--runs", "1", *TINY]) == 0
+    assert main(["calibrate", "-o", str(path), "--runs", "1", "--in-process", *TINY]) == 0
     return path
 
 
@@ -54,19 +59,106 @@ def test_calibrate_measures_every_stage_at_every_batch_size(calibrated: Path) ->
         8,
         16,
     }
-    assert len(profile.samples[Stage.CODEC, 1, 1]) == 1
-    assert len(profile.samples[Stage.DECODE, 1, 1]) == 5, "one of each chunk"
+    prompts = sum((stage, batch) == (Stage.TEXT, 1) for stage, batch, _ in profile.samples)
+    assert prompts > 1
+    assert len(profile.samples[Stage.CODEC, 1, 1]) == prompts, "of each prompt"
+    assert len(profile.samples[Stage.CODEC, 1, 16]) == 1, "of one of them"
+    assert len(profile.samples[Stage.DECODE, 1, 1]) == prompts - 1 + 5, "one of each chunk"
+    assert set(profile.sources.values()) == {"measured"}
+    assert profile.limits is not None
+    assert (profile.limits.num_slots, profile.limits.max_batch[Stage.CODEC]) == (8, 8)
+    assert profile.overhead.deliver > 0, "what passes around the steps of a running engine"
+
+
+def simulated(path: Path, *options: str) -> dict[str, Any]:
+    """What `simulate` wrote of a small run."""
+    assert main(["simulate", "--json", str(path), *options]) == 0
+    return read(path)
 
 
 def test_simulate_reads_what_calibrate_wrote(calibrated: Path, tmp_path: Path) -> None:
-    path, device = tmp_path / "out.json", []
-    for options in ((), ("--profile", str(calibrated))):
-        argv = ["simulate", "--requests", "20", "--load", "0.5", "--seed", "3", "--json", str(path), *options]
-        assert main(argv) == 0
-        figures = read(path)
-        assert (figures["requests"], figures["load"], figures["seed"], figures["finished"]) == (20, 0.5, 3, 20)
-        device.append(figures["device_seconds_per_audio_second"])
-    assert device[0] != device[1], "the built-in device, and the one that was measured"
+    few = ("--requests", "5", "--load", "0.5", "--policy", "predictor")
+    theirs = simulated(tmp_path / "a.json", *few, "--profile", str(calibrated))
+    shipped = simulated(tmp_path / "b.json", *few)
+    assert (theirs["profile"], shipped["profile"]) == ("profile", "h200-estimate")
+    assert theirs["bound"] != shipped["bound"]
+    assert theirs["policies"]["predictor"]["rtf"] != shipped["policies"]["predictor"]["rtf"]
+
+
+def test_simulate_tells_about_every_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = simulated(tmp_path / "out.json", "--requests", "10", "--load", "30", "--seed", "3", "--seeds", "2")
+    assert (data["load"], data["profile"], data["requests"], data["seeds"]) == (30.0, "h200-estimate", 10, [3, 4])
+    assert 60 < data["bound"] < 80
+    assert (data["device"], data["command"][:18]) == ("simulated", "breezert simulate ")
+    assert list(data["policies"]) == list(NAMES)
+    for figures in data["policies"].values():
+        assert figures["requests"] == 20
+        assert 0 <= figures["worst_requests_with_gaps"] <= figures["requests_with_gaps"] <= 20
+        assert (figures["max_extra_buffer_ms"] > 0) == (figures["requests_with_gaps"] > 0)
+        assert 0 < figures["ttfa_p50_ms"] <= figures["ttfa_p95_ms"] <= figures["ttfa_p99_ms"]
+        assert figures["refused"] == figures["unheard_seconds"] == 0
+        assert (figures["rtf"] > 0, figures["throughput"] > 0, 0 <= figures["idle_share"] < 1) == (True, True, True)
+    assert len({figures["audio_seconds"] for figures in data["policies"].values()}) == 1, "the same callers"
+    table = capsys.readouterr().err
+    assert all(name in table for name in NAMES)
+
+
+def test_simulate_takes_the_load_of_the_profile_and_moods(tmp_path: Path) -> None:
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps(estimate.profile().to_dict() | {"load": 12.5}))
+    few = ("--requests", "10", "--policy", "predictor")
+    data = simulated(tmp_path / "out.json", *few, "--profile", str(own))
+    assert data["load"] == 12.5
+    options = ("--barge-ins", "1", "--stalls", "0.5", "--drift", "100", "--burst", "5", "--load", "12.5")
+    moody = simulated(tmp_path / "out.json", *few, *options)
+    assert [moody[name] for name in ("barge_ins", "stalls", "drift_ppm", "burst")] == [1.0, 0.5, 100.0, 5]
+    calm, hasty = data["policies"]["predictor"], moody["policies"]["predictor"]
+    assert calm["unheard_seconds"] == 0 < hasty["unheard_seconds"] < hasty["audio_seconds"] < calm["audio_seconds"]
+
+
+def test_simulate_plays_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"at": 0, "frames": 25}\n\n{"at": 0.5, "frames": 50, "text_tokens": 60}\n')
+    data = simulated(tmp_path / "out.json", "--trace", str(trace), "--policy", "predictor")
+    assert (data["load"], data["requests"]) == (None, 2)
+    assert data["policies"]["predictor"]["audio_seconds"] == 6.0
+
+
+def test_simulate_explains_every_decision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"at": 0.5, "frames": 2}\n')
+    assert main(["simulate", "--trace", str(trace), "--policy", "predictor", "--explain"]) == 0
+    said = capsys.readouterr()
+    stages = [line.split()[1] for line in said.out.splitlines()]
+    assert stages == ["text", "prefill", "depth", "codec", "decode", "depth", "decode", "codec"]
+    assert said.out.startswith("0.5000 text for 0:text[new] (1 of 1): start priority; not anybody\n")
+    assert "predictor" in said.err
+
+
+def test_simulate_draws_the_chosen_policies(tmp_path: Path) -> None:
+    path = tmp_path / "lanes.png"
+    few = ("--requests", "6", "--load", "30", "--policy", "round-robin", "--plot", str(path))
+    assert main(["simulate", *few]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_without_matplotlib_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
+    monkeypatch.delitem(sys.modules, "engine.plot", raising=False)
+    line = one_line(capsys, "simulate", "--load", "9", "--plot", str(tmp_path / "x.png"))
+    assert line.endswith("plots need matplotlib, which is not installed: pip install 'breezert[plot]'")
+
+
+def test_a_sweep_stores_the_load_that_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps(estimate.profile().to_dict()))
+    asked: list[Asked] = []
+    monkeypatch.setattr("engine.simulate.sweep", lambda what, _: asked.append(what) or {"load": 31.25})
+    data = simulated(tmp_path / "out.json", "--sweep", "--store", "--profile", str(own), "--requests", "50")
+    assert data["load"] == json.loads(own.read_text())["load"] == 31.25
+    assert (asked[0].seeds, asked[0].base.requests, asked[0].profile.name) == (range(20), 50, "own")
 
 
 def test_bench_speech_writes_a_row_for_each_number_of_streams(tmp_path: Path) -> None:
@@ -82,6 +174,46 @@ def test_bench_speech_writes_a_row_for_each_number_of_streams(tmp_path: Path) ->
         assert 0 < row["ttfa_ms_p50"] <= row["ttfa_ms_p95"]
         assert 0 <= row["underruns"] <= row["utterances"]
         assert row["largest_gap_ms"] >= 0
+
+
+def test_bench_gaps_writes_what_was_real_and_what_was_simulated(calibrated: Path, tmp_path: Path) -> None:
+    path, trace = tmp_path / "out.json", tmp_path / "trace.jsonl"
+    common = ["bench", "gaps", "--profile", str(calibrated), "--in-process", *TINY]
+    options = ["--requests", "3", "--load", "20", "--seed", "5", "--policy", "newest-first"]
+    assert main([*common, *options, "--json", str(path), "--save-trace", str(trace)]) == 0
+    data = read(path)
+    assert (data["device"], data["policy"], data["load"], data["seed"]) == ("cpu", "newest-first", 20.0, 5)
+    assert data["real"]["requests"] == data["simulated"]["requests"] == 3
+    assert data["real"]["ttfa_p50_ms"] > 0 < data["simulated"]["ttfa_p50_ms"]
+    said = read_trace(trace)
+    assert len(said) == 3
+    assert sum(x.frames for x in said) * 0.08 == pytest.approx(data["real"]["audio_seconds"])
+    assert main([*common, "--trace", str(trace), "--json", str(path)]) == 0
+    assert (read(path)["load"], read(path)["policy"]) == (None, "predictor")
+
+
+def test_bench_plan_writes_a_row_for_each_number_of_streams(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    assert main(["bench", "plan", "--streams", "2", "4", "--steps", "20", "--json", str(path)]) == 0
+    data = read(path)
+    assert [(row["streams"], row["steps"]) for row in data["rows"]] == [(2, 20), (4, 20)]
+    assert data["growth_over_n_log_n"] > 0
+
+
+def test_an_engine_explains_its_decisions_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["say", "hi", "-o", str(tmp_path / "x.wav"), "--max-frames", "1", "--min-frames", "1", "--in-process", *TINY]
+    assert main([*argv, "--explain"]) == 0
+    explained = [line for line in capsys.readouterr().err.splitlines() if "start priority" in line]
+    assert [line.split()[1] for line in explained] == ["text", "prefill", "depth", "codec"]
+    assert main(argv) == 0
+    assert "start priority" not in capsys.readouterr().err
+
+
+def test_serve_takes_what_every_engine_takes() -> None:
+    from agent.__main__ import serve_parser
+
+    assert runtime_config(serve_parser().parse_args(["--explain"])).explain
+    assert not runtime_config(serve_parser().parse_args([])).explain
 
 
 def test_bench_determinism_writes_null_where_nothing_parted(tmp_path: Path) -> None:
@@ -125,12 +257,33 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
         (("calibrate", "-o", "OUT", "--voice", "/nowhere"), "/nowhere/config.json: cannot be read"),
         (("bench", "determinism", "--voice", "/nowhere"), "/nowhere/config.json: cannot be read"),
         (("bench", "speech", "--voice", "/nowhere", "--in-process"), "/nowhere/config.json: cannot be read"),
+        (("bench", "gaps", "--voice", "/nowhere", "--in-process"), "/nowhere/config.json: cannot be read"),
+        (("bench", "gaps", "--in-process", *TINY), "no profile 'checkpoint-cpu' comes with the engine"),
+        (("bench", "gaps", "--trace", "/nowhere"), "/nowhere: No such file or directory"),
+        (("bench", "gaps", "--trace", "x", "--load", "2"), "leave out --load and --requests"),
+        (("bench", "gaps", "--save-trace", "/nowhere/x", "--voice", "/y"), "/nowhere/x: No such file or directory"),
+        (("bench", "plan", "--streams", "1", "2"), "--streams must be at least 2, got 1"),
         pytest.param(("calibrate", "-o", "OUT", "--device", "cuda"), "finds no CUDA device", marks=NO_CUDA),
         (("bench", "determinism", "--device", "tpu"), "--device must be auto, cpu or cuda, got 'tpu'"),
         (("bench", "speech", "--device", "tpu", "--in-process"), "--device must be auto, cpu or cuda, got 'tpu'"),
         (("bench", "speech", "--streams", "90", "--in-process", *TINY), "--streams must be at most 72"),
         (("verify", "/nowhere"), "/nowhere: expected expected_*.safetensors beside checkpoint/, found none"),
         (("simulate", "--profile", "/nowhere"), "/nowhere: No such file or directory"),
+        (("simulate", "--profile", "h100"), "expected a profile out of "),
+        (("simulate", "--trace", "/nowhere"), "/nowhere: No such file or directory"),
+        (("simulate", "--trace", __file__), "test_commands.py, line 1: expected a JSON object with at, frames"),
+        (("simulate", "--trace", os.devnull), "/dev/null: expected at least one utterance, got none"),
+        (("simulate", "--trace", "x", "--load", "3"), "leave out --load, --requests and --burst"),
+        (("simulate", "--sweep", "--load", "3"), "--sweep tries all loads: leave out --load and --trace"),
+        (("simulate", "--store"), "--store keeps the load that --sweep finds: give both"),
+        (("simulate", "--load", "3", "--explain"), "--explain tells about one run: give one --policy"),
+        (("simulate", "--explain", "--policy", "predictor", "--seeds", "2"), "--explain tells about one run"),
+        (("simulate", "--explain", "--policy", "predictor", "--json", "-"), "--explain writes to standard output"),
+        (("simulate", "--load", "3", "--plot", "/nowhere/x.png"), "/nowhere/x.png: No such file or directory"),
+        (
+            ("simulate", "--requests", "2", "--profile", "LOADLESS"),
+            "holds no load: give --load, or have --sweep --store",
+        ),
         (
             ("simulate", "--profile", str(GOLDEN / "checkpoint" / "config.json")),
             "config.json: expected a profile that calibrate wrote (not a cost",
@@ -145,8 +298,11 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
 def test_a_mistake_is_one_line(
     argv: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "out.json"
-    assert says in one_line(capsys, *(str(path) if word == "OUT" else word for word in argv))
+    path, loadless = tmp_path / "out.json", tmp_path / "loadless.json"
+    if "LOADLESS" in argv:
+        loadless.write_text(json.dumps(estimate.profile().to_dict()))
+    words = {"OUT": str(path), "LOADLESS": str(loadless)}
+    assert says in one_line(capsys, *(words.get(word, word) for word in argv))
     assert not path.exists()
 
 
@@ -158,8 +314,17 @@ def test_a_mistake_is_one_line(
         ("simulate --load 0", "--load: must be above 0, got 0"),
         ("simulate --load nan", "--load: must be above 0, got nan"),
         ("simulate --load inf", "--load: must be above 0, got inf"),
+        ("simulate --seeds 0", "--seeds: must be at least 1, got 0"),
+        ("simulate --stalls 1.1", "--stalls: must be from 0 to 1, got 1.1"),
+        ("simulate --barge-ins nan", "--barge-ins: must be from 0 to 1, got nan"),
+        ("simulate --drift 1e6", "--drift: must be from 0 to below a million, got 1e6"),
+        ("simulate --policy fastest", "--policy: invalid choice: 'fastest' (choose from"),
         ("bench speech --rounds 0", "--rounds: must be at least 1, got 0"),
         ("bench speech --streams 2 0", "--streams: must be at least 1, got 0"),
+        ("bench gaps --requests 0", "--requests: must be at least 1, got 0"),
+        ("bench gaps --load 0", "--load: must be above 0, got 0"),
+        ("bench gaps --policy best", "--policy: invalid choice: 'best'"),
+        ("bench plan --steps 0", "--steps: must be at least 1, got 0"),
         ("bench determinism --shapes 0", "--shapes: must be at least 1, got 0"),
         ("calibrate -o x --runs 0", "--runs: must be at least 1, got 0"),
         ("say hello -o x --threads 0", "--threads: must be at least 1, got 0"),
@@ -183,6 +348,14 @@ def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -
         check_writable(path)
     assert old.read_text() == "[1]"
     assert not new.exists()
+
+
+def test_numbers_of_a_list_share_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    write_json(str(path), {"a": [1.5, 2], "b": [], "c": ["[1,  2]", "x"], "d": [{"e": [3]}]})
+    lines = ["{", ' "a": [1.5, 2],', ' "b": [],', ' "c": [', '  "[1,  2]",', '  "x"', " ],"]
+    assert path.read_text().splitlines()[:7] == lines
+    assert read(path) == {"a": [1.5, 2], "b": [], "c": ["[1,  2]", "x"], "d": [{"e": [3]}]}
 
 
 def test_nan_is_not_json(tmp_path: Path) -> None:

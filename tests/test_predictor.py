@@ -146,6 +146,102 @@ class TestProfile:
             Profile.from_dict(data)
 
 
+class TestMean:
+    """What steps take on average, without those above the upper quantile: what a device has time for."""
+
+    def test_nothing_seen_is_the_prior(self) -> None:
+        assert Predictor().mean(Stage.DEPTH, 2) == prior(Stage.DEPTH, 2, 1)
+
+    def test_of_a_profile(self) -> None:
+        samples = {(Stage.DEPTH, 1, 1): tuple(0.010 + 0.001 * place for place in (9, 0, 3, 1, 2, 5, 4, 7, 6, 8))}
+        predictor = Predictor(Profile("ten", samples))
+        assert predictor.cost(Stage.DEPTH, 1) == pytest.approx(0.018)
+        assert predictor.mean(Stage.DEPTH, 1) == pytest.approx(0.014)
+
+    def test_of_what_was_seen(self) -> None:
+        """A first run that is taken for an outlier, then two speeds in turn."""
+        predictor = seen(*[(step(Stage.DECODE), seconds) for _ in range(8) for seconds in (0.010, 0.020)])
+        assert predictor.cost(Stage.DECODE, 1) == pytest.approx(0.020)
+        assert predictor.mean(Stage.DECODE, 1) == pytest.approx((8 * 0.010 + 6 * 0.020) / 14)
+
+    def test_an_outlier_does_not_move_it(self) -> None:
+        predictor = seen(*[(step(Stage.DECODE), 0.010)] * 9, (step(Stage.DECODE), 3.0))
+        assert predictor.mean(Stage.DECODE, 1) == pytest.approx(0.010)
+
+    def test_live_steps_correct_a_profile_in_its_own_scatter(self) -> None:
+        """Half as fast: cost and mean double, also where nothing ran."""
+        samples = {(Stage.DEPTH, batch, 1): (0.010, 0.010, 0.010, 0.014, 0.020) for batch in (1, 8)}
+        profile = Profile("scattered", samples)
+        predictor = seen(
+            *[(step(Stage.DEPTH), seconds) for seconds in (0.020, 0.020, 0.020, 0.028) * 8], profile=profile
+        )
+        assert predictor.cost(Stage.DEPTH, 8) == pytest.approx(0.028)
+        assert 0.020 <= predictor.mean(Stage.DEPTH, 8) < 0.0225
+        assert predictor.mean(Stage.DEPTH, 8) == pytest.approx(predictor.mean(Stage.DEPTH, 1))
+
+    def test_it_is_forgotten_with_the_cost(self) -> None:
+        slow = [(step(Stage.DEPTH, 2), 1.0)] * 8
+        predictor = seen((step(Stage.DEPTH, 1), 0.018), *slow, *[(step(Stage.DEPTH, 1), 0.018)] * (FORGET_AFTER + 1))
+        assert predictor.mean(Stage.DEPTH, 2) < 0.036
+
+
+class TestMargin:
+    """What a deadline allows for: by how much two steps in a thousand last longer than was predicted."""
+
+    USUAL = [(step(Stage.DECODE), 0.010)] * 12
+
+    def test_nothing_seen_is_no_margin(self) -> None:
+        assert Predictor().margin == 0.0
+
+    def test_it_is_the_time_beyond_the_prediction(self) -> None:
+        assert seen(*self.USUAL, (step(Stage.DECODE), 0.035)).margin == pytest.approx(0.025)
+
+    def test_what_nobody_measured_yet_was_not_predicted(self) -> None:
+        assert seen((step(Stage.DECODE), 0.5)).margin == 0.0
+        elsewhere = Predictor(Profile("measured on another machine", {(Stage.DECODE, 1, 1): (0.010,)}))
+        elsewhere.observe(step(Stage.DECODE), 0.5)
+        assert elsewhere.margin == 0.0
+
+    def test_a_step_that_is_faster_than_predicted_does_not_narrow_it(self) -> None:
+        predictor = seen((step(Stage.DECODE), 0.001))
+        assert predictor.margin == 0.0
+        predictor.observe(step(Stage.TEXT), 0.001)
+        assert predictor.margin == 0.0
+
+    def test_of_all_stages_together(self) -> None:
+        predictor = seen(*self.USUAL, *[(step(Stage.CODEC), 0.020)] * 12, (step(Stage.CODEC), 0.050))
+        assert predictor.margin == pytest.approx(0.030)
+        predictor.observe(step(Stage.DECODE), 0.045)
+        assert predictor.margin == pytest.approx(0.035)
+
+    def test_one_step_in_four_hundred_counts_and_one_in_six_hundred_does_not(self) -> None:
+        predictor = seen(*self.USUAL, (step(Stage.DECODE), 0.035), *[(step(Stage.DECODE), 0.010)] * 388)
+        assert predictor.margin == pytest.approx(0.025)
+        for _ in range(200):
+            predictor.observe(step(Stage.DECODE), 0.010)
+        assert predictor.margin == pytest.approx(0.0)
+
+    def test_what_has_been_learned_is_no_overrun(self) -> None:
+        """A device three times slower: 20 ms too long until its steps are what is expected."""
+        predictor = seen(*self.USUAL)
+        late = []
+        for _ in range(8):
+            predicted = predictor.predict(step(Stage.DECODE))
+            predictor.observe(step(Stage.DECODE), 0.030)
+            late.append(0.030 - predicted)
+        assert late[0] == pytest.approx(0.020)
+        assert late[-1] == pytest.approx(0.0)
+        assert predictor.margin == pytest.approx(0.020)
+
+    def test_after_1024_steps_it_is_forgotten(self) -> None:
+        """Three steps that are each at least a second longer than the last: as many as there may be of 1024."""
+        slow = [(step(Stage.TEXT), float(seconds)) for seconds in range(1, 5)]
+        predictor = seen(*slow, *[(step(Stage.DECODE), 0.001)] * 1022)
+        assert predictor.margin == pytest.approx(1.0)
+        predictor.observe(step(Stage.DECODE), 0.001)
+        assert predictor.margin == 0.0
+
+
 class TestPace:
     LIMITS = Limits(max_batch=dict.fromkeys(Stage, 8), max_step_seconds=1.0)
 

@@ -109,7 +109,7 @@ class TestOneRequest:
         assert isinstance(end, Finished)
         assert end.stats.submitted_at == 99.5
         assert end.stats.ttfa == pytest.approx(0.545)
-        values = engine.scheduler.snapshot()
+        values = engine.scheduler.snapshot(engine.now)
         assert values["ttfa_seconds_p50"] == pytest.approx(0.545)
         assert values["queued_seconds_p50"] == pytest.approx(0.5)
 
@@ -118,9 +118,9 @@ class TestOneRequest:
         engine.submit(submit(1), submit(2))
         engine.drain_until(Finished)
         engine.cancel(2)
-        assert engine.scheduler.snapshot()["slots_free"] == 2.0
+        assert engine.scheduler.snapshot(engine.now)["slots_free"] == 2.0
         assert engine.scheduler.plan(engine.now) is None
-        values = engine.scheduler.snapshot()
+        values = engine.scheduler.snapshot(engine.now)
         assert (values["slots_free"], values["pages_free"]) == (4.0, 400.0)
         assert (values["requests_queued"], values["requests_active"]) == (0.0, 0.0)
 
@@ -232,7 +232,7 @@ class TestRefusals:
         refused = Refused(7, 17, ErrorCode.BAD_REQUEST, "there is no text to say")
         outputs = engine.scheduler.apply(refused, engine.now)
         assert outputs == [Failed(7, 17, ErrorCode.BAD_REQUEST, "there is no text to say")]
-        values = engine.scheduler.snapshot()
+        values = engine.scheduler.snapshot(engine.now)
         assert (values["requests_submitted_total"], values["requests_refused_total"]) == (1.0, 1.0)
         assert engine.step() is None
 
@@ -343,11 +343,11 @@ class TestCancel:
         assert step is not None
         assert (step.stage, ids(step)) == (Stage.CODEC, [1, 2])
         engine.cancel(1)
-        assert engine.scheduler.snapshot()["slots_free"] == 2.0
+        assert engine.scheduler.snapshot(engine.now)["slots_free"] == 2.0
         outputs = engine.scheduler.commit(step, engine.result(step), engine.now)
         assert [output.request_id for output in outputs] == [2]
         engine.scheduler.plan(engine.now)
-        assert engine.scheduler.snapshot()["slots_free"] == 3.0
+        assert engine.scheduler.snapshot(engine.now)["slots_free"] == 3.0
 
     def test_of_nobody_is_ignored(self) -> None:
         assert Engine().cancel(5) == []
@@ -487,10 +487,10 @@ class TestDeadlines:
         engine.until(Stage.CODEC, 1)
         engine.now = 101.0
         engine.until(Stage.CODEC, 1)
-        assert engine.scheduler.snapshot()["deadline_misses_total"] == 1.0
+        assert engine.scheduler.snapshot(engine.now)["deadline_misses_total"] == 1.0
         assert engine.chunks(1)[1].slack == pytest.approx(0.080 - 0.050)  # the listener waited for it
         engine.until(Stage.CODEC, 1)
-        assert engine.scheduler.snapshot()["deadline_misses_total"] == 1.0
+        assert engine.scheduler.snapshot(engine.now)["deadline_misses_total"] == 1.0
 
 
 class TestStepTime:
@@ -627,7 +627,7 @@ class TestReplies:
             step = engine.step()
             assert step is not None
             assert ids(step) == [1]
-        assert engine.scheduler.snapshot()["requests_queued"] == 1.0
+        assert engine.scheduler.snapshot(engine.now)["requests_queued"] == 1.0
 
     def test_it_starts_then(self) -> None:
         step = self.first_said().step()
@@ -664,7 +664,7 @@ class TestReplies:
         engine.until(Stage.CODEC, 2)
         (chunk,) = engine.chunks(2)
         assert chunk.slack == pytest.approx(100.045 + 2.48 + 0.08 - engine.now - 0.050)
-        assert engine.scheduler.snapshot()["deadline_misses_total"] == 0.0
+        assert engine.scheduler.snapshot(engine.now)["deadline_misses_total"] == 0.0
 
     def test_a_chain_of_sentences_is_said_in_order(self) -> None:
         engine = Engine(frames=dict.fromkeys((1, 2, 3, 4), 2))
@@ -695,14 +695,14 @@ class TestReplies:
         engine.now = 200.0
         engine.submit(submit(2, follows=1))
         engine.until(Stage.CODEC, 2)
-        assert engine.scheduler.snapshot()["deadline_misses_total"] == 0.0
-        assert engine.scheduler.snapshot()["ttfa_seconds_count"] == 2.0
+        assert engine.scheduler.snapshot(engine.now)["deadline_misses_total"] == 0.0
+        assert engine.scheduler.snapshot(engine.now)["ttfa_seconds_count"] == 2.0
 
     def test_after_an_utterance_without_audio_it_is_a_new_caller(self) -> None:
         engine = Engine(frames={1: 0})
         engine.submit(submit(1), submit(2, follows=1))
         engine.until(Stage.CODEC, 2)
-        assert engine.scheduler.snapshot()["deadline_misses_total"] == 0.0
+        assert engine.scheduler.snapshot(engine.now)["deadline_misses_total"] == 0.0
 
     def test_the_listeners_clock_in_the_first_moves_the_start_of_the_second(self) -> None:
         engine = self.first_said()

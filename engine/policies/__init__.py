@@ -1,5 +1,8 @@
-"""Other ways to choose what runs next, emulated for comparison: they share stages, batch limits, costs and the chunk
-ladder with the Predictor, and only order the work differently. Nobody is served by them.
+"""Other ways to choose what runs next, emulated for comparison. Nobody is served by them.
+
+They share stages, batch limits, step limit, costs and ladder with the Predictor (only the chunks of fixed-chunks may
+take longer than the step limit). They defend no deadlines, though two of them order by one: no stream is held at
+max_lead, and no chunk is sent in part.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ EMULATIONS: tuple[Ordered, ...] = (
     fixed_wait.POLICY,
     urgency_margin.POLICY,
 )
+SOURCES = {policy.name: policy.source for policy in EMULATIONS}
+"""Of each emulation's settings."""
 PREDICTOR = "predictor"
 NAMES = (*(policy.name for policy in EMULATIONS), PREDICTOR)
 
@@ -29,5 +34,5 @@ def make(name: str, predictor: Predictor, limits: Limits) -> Policy:
         return Predicted(predictor, limits)
     for policy in EMULATIONS:
         if policy.name == name:
-            return policy.within(limits)
+            return policy.within(predictor, limits)
     raise ValueError(f"expected a policy out of {', '.join(NAMES)}, got {name!r}")

@@ -14,4 +14,4 @@ def key(candidate: Candidate, now: float) -> tuple[float, ...]:
     return (not stream.starting, not codec, stream.playback.deadline(now) if codec else stream.submitted_at)
 
 
-POLICY = Ordered("fixed-wait", "SGLang-Omni's codec queue: ordered by deadline, max_batch_wait_ms", key, wait=WAIT)
+POLICY = Ordered("fixed-wait", "SGLang-Omni's codec queue: by deadline, max_batch_wait_ms", key, wait=WAIT)

@@ -1,5 +1,9 @@
 """Emulation: prompts first, then streams that have less than a fixed 1.0 s to play before their last chunk begins, or
-nothing at all yet, then the others; by arrival within each.
+nothing at all yet, then the others; by arrival within each, but for a chunk that is ready for the codec. It goes before
+frames, for the reason that newest_first gives: this makes the baseline stronger.
+
+The rule is that of VoxServe's OnlineScheduler. Two things of it are not emulated: it takes one new prompt at a time,
+and it runs the codec only while a stream that has a chunk ready is pressing.
 """
 
 from engine.core import Stage
@@ -18,4 +22,4 @@ def key(candidate: Candidate, now: float) -> tuple[float, ...]:
     return (not prompt, not pressing, candidate.stage is not Stage.CODEC, stream.submitted_at)
 
 
-POLICY = Ordered("urgency-margin", "VoxServe: github.com/vox-serve/vox-serve, vox_serve/scheduler/online.py", key)
+POLICY = Ordered("urgency-margin", "VoxServe's vox_serve/scheduler/online.py: a buffer of 1.0 s", key)

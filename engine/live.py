@@ -1,0 +1,197 @@
+"""Plays a script to the real engine in real time: everybody calls, listens and interrupts when the script says so.
+
+It knows no model and no scheduling. The listeners are the simulator's own, so that what was real and what was simulated
+is told alike.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+from engine.clock import Clock, MonotonicClock
+from engine.core import Cancel, Chunk, End, Event, Failed, ModelSpec, Output, Playhead, Request
+from engine.metrics import Count
+from engine.simulator import Listener, Simulation
+from engine.traffic import Utterance
+
+SOON = 0.1
+"""Seconds between the start of a run and the script's instant 0."""
+SETTLING = 2.0
+"""Seconds within which an engine that has nothing to do says so."""
+POLL = 0.02
+
+
+class Engine(Protocol):
+    """What is played to: engine.runtime.Runtime, or a double of it."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    def submit(self, request: Request, deliver: Callable[[Output], None]) -> int: ...
+
+    def cancel(self, request_id: int) -> None: ...
+
+    def playhead(self, event: Playhead) -> None: ...
+
+    def snapshot(self) -> Mapping[str, float]: ...
+
+
+class Agenda:
+    """What is to be done at which instant. One thread does it; others may add to it, and end it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._changed = threading.Condition()
+        self._over = False
+
+    def add(self, at: float, do: Callable[[], None]) -> None:
+        with self._changed:
+            heappush(self._heap, (at, next(self._order), do))
+            self._changed.notify()
+
+    def end(self) -> None:
+        """What is still to be done is left undone."""
+        with self._changed:
+            self._over = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Returns at the end."""
+        while do := self._next():
+            do()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not self._over:
+                left = self._heap[0][0] - self._clock.now() if self._heap else None
+                if left is not None and left <= 0:
+                    return heappop(self._heap)[2]
+                self._changed.wait(left)
+        return None
+
+
+class Live:
+    """One run of a script. `ended` is called after each utterance, on the engine's reader thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        script: Sequence[Utterance],
+        requests: Sequence[Request],
+        ended: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
+    ) -> None:
+        assert len(script) == len(requests), f"a request each, got {len(requests)} for {len(script)} utterances"
+        self._engine, self._script, self._requests, self._ended = engine, script, requests, ended
+        self._clock = clock or MonotonicClock()
+        self._agenda = Agenda(self._clock)
+        self._ids: dict[int, int] = {}
+        self._left = len(script)
+        self._failure: Failed | None = None
+        self._start = 0.0
+        self._before: Mapping[str, float] = {}
+        self._ends: list[tuple[float, Output]] = []
+        self.listeners: list[Listener] = []
+        for number, said in enumerate(script):
+            before = None if said.follows is None else self.listeners[said.follows]
+            self.listeners.append(Listener(number, said, before))
+
+    def run(self) -> Simulation:
+        """What happened; of the outputs, the ends. Returns when every utterance is over. Raises RuntimeError when one
+        fails."""
+        self._start = self._clock.now() + SOON
+        self._agenda.add(self._start, self._count)
+        for number, said in enumerate(self._script):
+            self._agenda.add(self._start + said.at, partial(self._submit, number))
+            if said.cancel_at is not None:
+                self._agenda.add(self._start + said.cancel_at, partial(self._hang_up, number))
+        self._agenda.run()
+        if self._failure is not None:
+            raise RuntimeError(f"every request was to be served, one was not: {self._failure.message}")
+        return Simulation(tuple(self.listeners), self._ends, self._ends[-1][0], metrics=self._counted())
+
+    def _count(self) -> None:
+        self._before = self._engine.snapshot()
+
+    def _counted(self) -> dict[str, float]:
+        """What the engine counted in the meantime. It tells when it has nothing left to do."""
+        deadline = self._clock.now() + SETTLING
+        while True:
+            after = self._engine.snapshot()
+            counts = {name: after[name] - self._before.get(name, 0.0) for name in after if name.endswith("_total")}
+            ended = sum(counts.get(count, 0.0) for count in (Count.FINISHED, Count.CANCELLED))
+            if ended == len(self._script):
+                return counts
+            if self._clock.now() > deadline:
+                raise RuntimeError(f"expected an engine that counts {len(self._script)} ends, got {ended}: run it anew")
+            threading.Event().wait(POLL)
+
+    def trace(self) -> list[Utterance]:
+        """What was really said, and when: with the lengths that the engine gave it. What was cut off would have been as
+        long as the script has it."""
+        return [self._really(said, listener) for said, listener in zip(self._script, self.listeners, strict=True)]
+
+    def _really(self, said: Utterance, listener: Listener) -> Utterance:
+        end = listener.end
+        assert end is not None and not isinstance(end, Failed), f"a trace is of utterances that were served, got {end}"
+        frames = max(1, end.stats.num_frames)
+        if said.cancel_at is not None or said.hears is not None:
+            frames = max(frames, said.frames)
+        return replace(said, at=listener.said.at - self._start, frames=frames, text_tokens=end.stats.text_tokens)
+
+    # ---- the agenda's thread ----
+
+    def _submit(self, number: int) -> None:
+        """TTFA counts from now on: the agenda may be late."""
+        listener, request = self.listeners[number], self._requests[number]
+        follows = listener.said.follows
+        if follows is not None:
+            request = replace(request, follows=self._ids[follows])
+        listener.said = replace(listener.said, at=self._clock.now())
+        self._ids[number] = self._engine.submit(request, partial(self._deliver, listener))
+
+    def _hang_up(self, number: int) -> None:
+        if number in self._ids:
+            self._engine.cancel(self._ids[number])
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, Cancel):
+            self._engine.cancel(event.request_id)
+        elif isinstance(event, Playhead):
+            self._engine.playhead(event)
+
+    # ---- the engine's reader thread ----
+
+    def _deliver(self, listener: Listener, output: Output) -> None:
+        if isinstance(output, Chunk):
+            self._hear(listener, output)
+        elif isinstance(output, End):
+            self._end(listener, output)
+
+    def _hear(self, listener: Listener, chunk: Chunk) -> None:
+        now, rate = self._clock.now(), self._engine.spec.sample_rate
+        listener.request_id = chunk.request_id
+        listener.hear(len(chunk.pcm) / rate, now)
+        for at, event in listener.events(now, rate):
+            if at <= now:
+                self._tell(event)
+            else:
+                self._agenda.add(at, partial(self._tell, event))
+
+    def _end(self, listener: Listener, end: End) -> None:
+        listener.end = end
+        self._ends.append((self._clock.now() - self._start, end))
+        self._left -= 1
+        self._ended()
+        if isinstance(end, Failed):
+            self._failure = end
+        if not self._left or self._failure:
+            self._agenda.end()

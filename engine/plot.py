@@ -1,0 +1,151 @@
+"""Draws what a simulation gave: lanes of one run, and curves of a sweep, as PNG files. It computes no figures.
+
+The only file that imports matplotlib, which is the optional extra `plot`. It draws without a display.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from engine.capacity import Sweep
+from engine.lanes import Lane, Scene
+from engine.policies import PREDICTOR
+
+try:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+except ImportError as error:
+    raise RuntimeError("plots need matplotlib, which is not installed: pip install 'breezert[plot]'") from error
+
+WIDTH, DPI = 9.0, 200
+"""Inches, and pixels an inch: 1800 pixels, which are sharp when shown at half of that."""
+PLAYED, BUFFERED, GAP, WAIT, INK, GRID = "#0072B2", "#A9D2EC", "#E0201B", "#F0A500", "#222222", "#DDDDDD"
+"""Blue and red are told apart with any kind of colour blindness."""
+STYLES = (
+    ("#E69F00", "s", "--"),
+    ("#D55E00", "o", "-"),
+    ("#009E73", "^", "--"),
+    ("#CC79A7", "D", "--"),
+    ("#7A6A00", "v", "--"),
+    ("#56B4E9", "P", "-"),
+)
+"""Colour (of Okabe and Ito, who chose them for the colour-blind), marker and line of each policy but the Predictor."""
+LANE = 0.18
+"""Inches high."""
+BAR, AREA = 0.26, 0.58
+"""Shares of a lane: what is played, and above it what is buffered."""
+FULL = 2.0
+"""Seconds buffered that fill a lane; more is cut off."""
+
+
+def lanes(path: Path, title: str, scene: Scene, runs: Mapping[str, Sequence[Lane]], notes: Mapping[str, str]) -> None:
+    """One panel a policy, above each other, with the same callers and the same time. Raises OSError and ValueError."""
+    rows = max(map(len, runs.values()))
+    height = len(runs) * (rows * LANE + 0.55) + 1.1
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
+    panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
+    figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+    for panel, (policy, drawn) in zip(panels, runs.items(), strict=True):
+        _panel(panel, drawn, scene)
+        panel.set_title(policy, fontsize=9.5, fontweight="bold", loc="left")
+        panel.set_title(notes[policy], fontsize=9, loc="right")
+    panels[-1].set_xlabel("seconds", fontsize=9)
+    handles = [
+        Patch(color=WAIT, label="waits for first audio"),
+        Patch(color=PLAYED, label="played"),
+        Patch(color=GAP, label="gap"),
+        Patch(color=BUFFERED, label=f"buffered (full height: {FULL:g} s or more)"),
+        Line2D([], [], color=INK, marker="|", markersize=7, linestyle="", label="a chunk is generated"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8.5, frameon=False)
+    figure.savefig(path)
+
+
+def _panel(axes: Axes, lanes: Sequence[Lane], scene: Scene) -> None:
+    for row, lane in enumerate(lanes):
+        _lane(axes, lane, row)
+    axes.set_xlim(scene.start, scene.end)
+    axes.set_ylim(len(lanes) - 0.1, -0.15)
+    axes.set_yticks(
+        [row + 1 - BAR for row in range(len(lanes))], [str(lane.request_id) for lane in lanes], fontsize=6.5
+    )
+    axes.set_ylabel("caller", fontsize=9)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.grid(axis="x", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _lane(axes: Axes, lane: Lane, row: int) -> None:
+    """A bar of what is played, over it an area of what is buffered, with a tick where a chunk arrives. A gap has an
+    edge, so that the shortest can be seen."""
+    bottom = row + 0.92
+    bar, top = (bottom - BAR, BAR), bottom - BAR - AREA
+    heard = lane.chunks[0] if lane.chunks else lane.submitted_at
+    axes.broken_barh([(lane.submitted_at, heard - lane.submitted_at)], bar, color=WAIT, linewidth=0)
+    axes.broken_barh([(a, b - a) for a, b in lane.plays], bar, color=PLAYED, linewidth=0)
+    axes.broken_barh([(a, b - a) for a, b in lane.gaps], (top, BAR + AREA), color=GAP, linewidth=0.8)
+    corners = [(at, bottom - BAR - AREA * min(1.0, seconds / FULL)) for at, seconds in lane.buffered]
+    times, tops = [at for at, _ in corners], [y for _, y in corners]
+    axes.fill_between(times, tops, bottom - BAR, color=BUFFERED, linewidth=0)
+    highest = dict(corners)
+    axes.vlines(lane.chunks, bottom, [highest[at] - 0.06 for at in lane.chunks], color=INK, linewidth=0.6)
+
+
+def curves(path: Path, title: str, sweep: Sweep) -> None:
+    """Requests with gaps, and the p95 of first audio, over load: a line a policy. Raises OSError and ValueError."""
+    figure = Figure(figsize=(WIDTH, 5.0), dpi=DPI, layout="constrained")
+    gaps, first_audio = figure.subplots(1, 2)
+    figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+    for policy, style in styles(list(sweep.curves)).items():
+        loads, points = list(sweep.curves[policy]), list(sweep.curves[policy].values())
+        gaps.plot(loads, [300 * one.requests_with_gaps / one.requests for one in points], label=policy, **style)
+        first_audio.plot(loads, [one.ttfa_p95_ms or nan for one in points], **style)
+    gaps.set_yscale("symlog", linthresh=1, linscale=0.5)
+    gaps.set_yticks([0, 1, 3, 14, 30, 100, 300], minor=False)
+    first_audio.set_yscale("log")
+    _over_load(gaps, "requests with gaps, of 300 (mean)", sweep)
+    _over_load(first_audio, "TTFA p95, ms", sweep)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
+    figure.savefig(path)
+
+
+def styles(policies: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """How each policy's line looks."""
+    others = [policy for policy in policies if policy != PREDICTOR]
+    looks = dict(zip(others, cycle(STYLES))) | {PREDICTOR: (PLAYED, "o", "-")}
+    return {
+        policy: {
+            "color": color,
+            "marker": marker,
+            "linestyle": line,
+            "linewidth": 2.6 if policy == PREDICTOR else 1.5,
+            "markersize": 5,
+            "zorder": 3 if policy == PREDICTOR else 2,
+        }
+        for policy, (color, marker, line) in ((policy, looks[policy]) for policy in policies)
+    }
+
+
+def _over_load(axes: Axes, title: str, sweep: Sweep) -> None:
+    axes.set_title(title, fontsize=9.5, loc="left", pad=18)
+    axes.set_xlabel("load: streams at once, on average", fontsize=9)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(labelsize=8.5)
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for at, name in ((sweep.load, f"L {sweep.load:.3g}"), (sweep.bound, f"bound {sweep.bound:.3g}")):
+        axes.axvline(at, color=INK, linewidth=0.9, linestyle=":")
+        axes.annotate(name, (at, 1), (0, 3), ("data", "axes fraction"), "offset points", fontsize=8, ha="center")

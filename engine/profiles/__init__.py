@@ -1,0 +1,53 @@
+"""The profiles that come with the engine, and reading them by name. They are data: what steps cost on some machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from engine.machine import write_json
+from engine.profile import Profile
+
+FOLDER = Path(__file__).parent
+
+
+def names() -> list[str]:
+    """Of those that come with the engine."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def find(name: str) -> Path:
+    """The file of a profile that comes with the engine, or else the file of that path. Raises FileNotFoundError where
+    it can be neither."""
+    if name in names():
+        return FOLDER / f"{name}.json"
+    path = Path(name)
+    if len(path.parts) == 1 and not path.exists():
+        raise FileNotFoundError(f"expected a profile out of {', '.join(names())}, or a file of one, got {name!r}")
+    return path
+
+
+def read(path: Path) -> Profile:
+    """What `calibrate` wrote. Raises OSError and ValueError."""
+    try:
+        return Profile.from_dict(json.loads(path.read_text()))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected a profile that calibrate wrote ({error})") from error
+
+
+def name_of(voice: str, device: str) -> str:
+    """Of the profile for this voice on a device that calls itself so."""
+    return f"{voice}-{device}".lower().replace(" ", "-")
+
+
+def own(voice: str, device: str) -> Profile | None:
+    """The one that comes with the engine for this voice on this device, if there is one."""
+    name = name_of(voice, device)
+    return read(FOLDER / f"{name}.json") if name in names() else None
+
+
+def store_load(path: Path, load: float) -> None:
+    """Write the load into the profile's file. Raises OSError."""
+    data = json.loads(path.read_text())
+    costs = data.pop("costs")  # long, so it stays last
+    write_json(str(path), {**data, "load": load, "costs": costs})

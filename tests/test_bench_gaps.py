@@ -1,0 +1,225 @@
+"""Callers in real time: what they ask for, what the engine is told, and the simulation of the same callers."""
+
+import io
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from engine.bench_gaps import SENTENCES, Comparison, asked, compare, offered, script, table, text
+from engine.clock import MonotonicClock
+from engine.contest import Figures
+from engine.core import (
+    Chunk,
+    ErrorCode,
+    Failed,
+    Finished,
+    FinishReason,
+    Output,
+    Playhead,
+    Queued,
+    Request,
+    RequestStats,
+    Stage,
+)
+from engine.live import Agenda, Live
+from engine.profile import Profile
+from engine.runtime import Runtime
+from engine.traffic import SPEC, Utterance, poisson
+
+VOICE = replace(SPEC, max_text_chars=360)
+FAST = Profile("fast", {(stage, batch, 16): (0.002, 0.003) for stage in Stage for batch in (1, 8)})
+
+
+class Instant:
+    """An engine that says everything before submit returns: each text one frame a character, in chunks of two."""
+
+    spec = VOICE
+
+    def __init__(self, refuses: str = "") -> None:
+        self.asked: list[Request] = []
+        self.told: list[Playhead] = []
+        self.cancelled: list[int] = []
+        self._refuses = refuses
+        self._ended = 3
+
+    def submit(self, request: Request, deliver: Callable[[Output], None]) -> int:
+        self.asked.append(request)
+        request_id = 70 + len(self.asked)
+        for output in self.says(request_id, request.text):
+            deliver(output)
+        self._ended += 1
+        return request_id
+
+    def says(self, request_id: int, words: str) -> list[Output]:
+        if words == self._refuses:
+            return [Failed(request_id, 0, ErrorCode.BUSY, "no more today")]
+        pcm, codes = np.zeros(2 * 1920, np.int16), np.zeros((2, 16), np.int16)
+        chunks = [Chunk(request_id, 0, first, pcm, codes, 1.0) for first in range(0, len(words), 2)]
+        stats = RequestStats(0.0, 0.0, 0.0, len(words), 0.08 * len(words), {}, len(words) + 2)
+        return [Queued(request_id, 0, 0.1), *chunks, Finished(request_id, 0, FinishReason.END, stats)]
+
+    def cancel(self, request_id: int) -> None:
+        self.cancelled.append(request_id)
+
+    def playhead(self, event: Playhead) -> None:
+        self.told.append(event)
+
+    def snapshot(self) -> Mapping[str, float]:
+        return {"requests_finished_total": self._ended, "device_busy_seconds_total": 5.0 + self._ended, "slots_free": 1}
+
+
+def ask(*words: str) -> list[Request]:
+    return [Request(word, VOICE.sampling) for word in words]
+
+
+class TestCallers:
+    def test_texts_are_sentences_cut_between_words(self) -> None:
+        assert text(0, 69) == "Good morning, this is the voice runtime speaking to you in real time."
+        assert text(0, 68) == "Good morning, this is the voice runtime speaking to you in real."
+        assert text(2, 80) == "Please hold the line while I look that up for you. I have found three free."
+        assert text(0, 2) == "G."
+        assert text(12, 69) == text(0, 69), "the list begins again"
+
+    def test_no_text_is_longer_than_it_may_be_nor_much_shorter(self) -> None:
+        for number in range(len(SENTENCES)):
+            for chars in range(20, 200):
+                assert chars - 12 <= len(text(number, chars)) <= chars
+
+    def test_each_asks_for_as_much_as_he_is_to_hear(self) -> None:
+        requests = asked([Utterance(0.0, 50), Utterance(1.0, 25), Utterance(2.0, 400)], VOICE)
+        assert [len(request.text) for request in requests] == [69, 35, 360], "72, 36 and at most 360 characters"
+        assert {request.sampling for request in requests} == {VOICE.sampling}
+
+    def test_guided_callers_cannot_be_played(self) -> None:
+        with pytest.raises(ValueError, match="rows above 1"):
+            asked([Utterance(0.0, 50, rows=2)], VOICE)
+
+    def test_they_are_those_of_the_simulator_no_longer_than_the_voice_speaks_well(self) -> None:
+        whole, short = poisson(300, 2.0, 4), script(300, 2.0, 4, VOICE)
+        assert max(said.frames for said in whole) > 200
+        assert max(said.frames for said in short) == 100, "144 characters: 8 s"
+        kept = [(a, b) for a, b in zip(whole, short, strict=True) if a.frames <= 100]
+        assert all(a.frames == b.frames for a, b in kept)
+        assert offered(short, VOICE) == pytest.approx(offered(whole, VOICE)), "the load is what was asked for"
+        assert script(300, 2.0, 4, replace(VOICE, max_text_chars=2000)) == whole
+
+    def test_the_load_of_one_caller_is_unbounded(self) -> None:
+        assert offered([Utterance(0.0, 25)], VOICE) == inf
+
+
+class TestAgenda:
+    def test_things_are_done_in_order_of_their_instants_until_the_end(self) -> None:
+        clock, done = MonotonicClock(), list[str]()
+        agenda, now = Agenda(clock), clock.now()
+        agenda.add(now + 0.02, lambda: done.append("third"))
+        agenda.add(now + 0.02, agenda.end)
+        agenda.add(now + 0.02, lambda: done.append("left undone"))
+        agenda.add(now + 0.01, lambda: done.append("second"))
+        agenda.add(now - 5.0, lambda: done.append("first"))
+        agenda.run()
+        assert done == ["first", "second", "third"]
+        assert clock.now() >= now + 0.02
+
+    def test_it_can_be_ended_from_elsewhere(self) -> None:
+        agenda = Agenda(MonotonicClock())
+        threading.Timer(0.01, agenda.end).start()
+        agenda.run()
+
+
+class TestLive:
+    def test_every_utterance_is_asked_for_heard_and_counted(self) -> None:
+        engine, ended = Instant(), list[int]()
+        said = [Utterance(0.01, 8), Utterance(0.03, 6, follows=0)]
+        live = Live(engine, said, ask("Good.", "Day."), lambda: ended.append(1))
+        happened = live.run()
+        first, second = happened.listeners
+        assert [request.follows for request in engine.asked] == [None, 71]
+        assert [len(listener.arrivals) for listener in (first, second)] == [3, 2]
+        assert first.audio == pytest.approx(0.48)
+        assert first.ttfa is not None
+        assert 0 <= first.ttfa < 5
+        assert second.plays_at == first.runs_out_at, "it plays after what it follows"
+        assert happened.metrics == {"requests_finished_total": 2, "device_busy_seconds_total": 2}
+        assert 0.03 <= happened.elapsed == happened.outputs[-1][0]
+        assert len(ended) == 2
+
+    def test_the_trace_is_what_really_happened(self) -> None:
+        said = [Utterance(0.0, 8, rate=0.9), Utterance(0.02, 90, hears=0.5), Utterance(0.02, 90, cancel_at=9.0)]
+        live = Live(Instant(), said, ask("Good.", "Day.", "Sir."))
+        live.run()
+        trace = live.trace()
+        assert [(x.frames, x.text_tokens) for x in trace] == [(5, 7), (90, 6), (90, 6)], "unless it was cut off"
+        assert [x.rate for x in trace] == [0.9, 1.0, 1.0]
+        assert [(x.hears, x.cancel_at) for x in trace] == [(None, None), (0.5, None), (None, 9.0)]
+        assert all(0 <= was.at - x.at < 5 for was, x in zip(trace, said, strict=True)), "late, where the agenda was"
+
+    def test_listeners_say_where_they_stand_on_the_engines_clock(self) -> None:
+        engine, clock = Instant(), MonotonicClock()
+        before = clock.now()
+        Live(engine, [Utterance(0.0, 8)], ask("Good morning.")).run()
+        assert engine.told
+        assert {playhead.request_id for playhead in engine.told} == {71}
+        assert all(before < playhead.at < clock.now() for playhead in engine.told)
+        assert not engine.cancelled
+
+    def test_a_listener_interrupts_when_he_has_heard_enough(self) -> None:
+        engine = Instant()
+        Live(engine, [Utterance(0.0, 8, hears=0.08), Utterance(0.3, 8)], ask("Good morning.", "Hm.")).run()
+        assert engine.cancelled == [71]
+
+    def test_a_caller_hangs_up_when_the_script_says_so(self) -> None:
+        engine = Instant()
+        Live(engine, [Utterance(0.0, 8, cancel_at=0.01), Utterance(0.05, 8)], ask("Good morning.", "Hm.")).run()
+        assert engine.cancelled == [71]
+
+    def test_a_request_that_is_not_served_ends_the_run(self) -> None:
+        live = Live(Instant(refuses="Two."), [Utterance(0.0, 8)] * 3, ask("One.", "Two.", "Three."))
+        with pytest.raises(RuntimeError, match="one was not: no more today"):
+            live.run()
+
+
+ROW = Figures(20, 0, 3, 3, 41.6, 60.0, 80.0, 90.0, 0.25, 1.4, 0.65, 90.0, 0.0)
+
+
+class TestComparison:
+    def test_both_stand_side_by_side(self) -> None:
+        other = replace(ROW, requests_with_gaps=0, max_extra_buffer_ms=0.0, ttfa_p50_ms=51.0)
+        comparison = Comparison("predictor", "mine", 7.25, 1.5, (Utterance(0.0, 25),), ROW, other)
+        assert comparison.ratios() == {
+            "ttfa_p50_ms": 0.85,
+            "ttfa_p95_ms": 1.0,
+            "rtf": 1.0,
+            "requests_with_gaps": 0.0,
+        }
+        assert replace(comparison, real=other, simulated=ROW).ratios()["requests_with_gaps"] is None
+        written = io.StringIO()
+        Console(file=written, width=80).print(table(comparison))
+        lines = [line.strip("│ \n").split("│") for line in written.getvalue().splitlines() if "│" in line]
+        cells = {name.strip(): (real.strip(), simulated.strip()) for name, real, simulated in lines}
+        assert cells["requests with gaps"] == ("3", "0")
+        assert cells["TTFA p50"] == ("60 ms", "51 ms")
+        assert cells["device idle"] == ("65%", "65%")
+
+    def test_the_real_engine_and_its_simulation_say_the_same_words(self, runtime: Runtime) -> None:
+        callers = [Utterance(0.0, 8), Utterance(0.1, 12, follows=0)]
+        seen = compare(runtime, callers, "predictor", FAST, 0, Console(quiet=True))
+        assert (seen.policy, seen.profile) == ("predictor", "fast")
+        assert seen.real.requests == seen.simulated.requests == 2
+        assert seen.real.audio_seconds == pytest.approx(seen.simulated.audio_seconds)
+        assert 1.0 < seen.real.audio_seconds < 6.0
+        texts = [request.text for request in asked(callers, runtime.spec)]
+        assert [said.text_tokens for said in seen.trace] == [len(words) + 2 for words in texts], "with begin and end"
+        for row in (seen.real, seen.simulated):
+            assert row.ttfa_p50_ms is not None
+            assert row.rtf is not None
+            assert 0 < row.ttfa_p50_ms <= (row.ttfa_p95_ms or 0)
+            assert row.rtf > 0
+            assert row.refused == 0
+        data = seen.to_dict()
+        assert (data["policy"], data["profile"]) == ("predictor", "fast")
+        assert set(data) >= {"real", "simulated", "simulated_over_real", "real_load", "longest_seconds"}
