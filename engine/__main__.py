@@ -237,7 +237,7 @@ def gaps(args: argparse.Namespace) -> int:
     trace = read_trace(args.trace) if args.trace else None
     if args.save_trace:
         check_writable(str(args.save_trace))
-    with started(replace(runtime_config(args), policy=args.policy, max_wait=inf)) as runtime:
+    with started(bench_gaps.unrefusing_config(runtime_config(args), args.policy)) as runtime:
         profile = gaps_profile(args.profile, runtime)
         callers = trace or bench_gaps.script(args.requests or GAPS_REQUESTS, args.load or 1.0, args.seed, runtime.spec)
         comparison = bench_gaps.compare(runtime, callers, args.policy, profile, args.seed, console)
@@ -338,7 +338,13 @@ def add_gaps_options(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=whole, default=0, metavar="N", help="of the callers (default: %(default)s)")
     add("--policy", choices=POLICIES, default=PREDICTOR, metavar="NAME", help=f"out of {', '.join(POLICIES)}")
     add("--trace", type=Path, metavar="FILE", help="who calls when, in JSON lines, instead of random callers")
-    add("--save-trace", type=Path, metavar="FILE", help="write who really called when, for simulate --trace")
+    add(
+        "--save-trace",
+        type=Path,
+        metavar="FILE",
+        help="write who really called when, for --trace, here or of simulate: that one draws the speed of its device, "
+        "so its figures are others than those of the simulation here",
+    )
     add("--json", metavar="FILE")
 
 
@@ -420,7 +426,12 @@ def add_engine_commands(commands: Commands) -> Commands:
     add_gaps_options(p)
     add_voice_options(p)
 
-    p = kinds.add_parser("plan", help="what the scheduler's planning costs", allow_abbrev=False)
+    p = kinds.add_parser(
+        "plan",
+        help="what the scheduler's planning costs",
+        description="Each number of streams is measured twice: with admission off, and at overload, with it on.",
+        allow_abbrev=False,
+    )
     p.set_defaults(run=plan)
     p.add_argument("--streams", type=positive, nargs="+", default=[8, 16, 32, 64, 128, 256], metavar="N")
     p.add_argument("--steps", type=positive, default=2000, metavar="N", help="that count (default: %(default)s)")

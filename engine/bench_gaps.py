@@ -6,7 +6,7 @@ lengths that the voice gave them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 
@@ -15,9 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from engine import bench
+from engine import simulate as command
 from engine.contest import Figures, Race, counted, figures, unrefusing
-from engine.core import ModelSpec, Request
+from engine.core import Limits, ModelSpec, Request
 from engine.live import Live
+from engine.messages import RuntimeConfig
 from engine.profile import Profile
 from engine.runtime import Runtime
 from engine.simulator import ProfileCosts, simulate
@@ -114,6 +116,12 @@ def asked(callers: Sequence[Utterance], spec: ModelSpec) -> list[Request]:
     return [Request(text(number, max(2, most)), spec.sampling) for number, most in enumerate(chars)]
 
 
+def unrefusing_config(config: RuntimeConfig, policy: str) -> RuntimeConfig:
+    """The same, with an engine that takes everybody in, as a simulated one does."""
+    limits = unrefusing(Limits())
+    return replace(config, policy=policy, max_wait=limits.max_wait, max_queued=limits.max_queued)
+
+
 def compare(
     runtime: Runtime, callers: Sequence[Utterance], policy: str, profile: Profile, seed: int, console: Console
 ) -> Comparison:
@@ -127,7 +135,7 @@ def compare(
         live = Live(runtime, callers, asked(callers, runtime.spec), lambda: bar.advance(task))
         happened = live.run()
     trace = tuple(live.trace())
-    limits = unrefusing(runtime.limits)
+    limits = unrefusing(runtime.limits, runtime.spec)
     simulated = simulate(
         trace, costs, spec=runtime.spec, limits=limits, profile=known, policy=policy, overhead=profile.overhead
     )
@@ -157,26 +165,9 @@ def progress(console: Console) -> Progress:
 
 
 def table(comparison: Comparison) -> Table:
-    """The two side by side, as a person reads them."""
-    title = f"{comparison.policy}, {comparison.load:.2f} streams at once, of up to {comparison.longest_seconds:.1f} s"
-    out = Table("", "real", "simulated", title=title, title_justify="left")
-    for name, write in CELLS.items():
-        out.add_row(name, write(comparison.real), write(comparison.simulated))
+    """The two, a row each, in the columns of simulate's table."""
+    callers = f"{comparison.load:.2f} streams at once, of up to {comparison.longest_seconds:.1f} s"
+    title = f"{comparison.policy}, {callers}; ms"
+    out = command.table({"real": comparison.real, "simulated": comparison.simulated}, title)
+    out.columns[0].header = ""
     return out
-
-
-def ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f} ms"
-
-
-CELLS: dict[str, Callable[[Figures], str]] = {
-    "requests": lambda row: str(row.requests),
-    "requests with gaps": lambda row: str(row.requests_with_gaps),
-    "extra buffer that avoids them": lambda row: ms(row.max_extra_buffer_ms),
-    "TTFA p50": lambda row: ms(row.ttfa_p50_ms),
-    "TTFA p95": lambda row: ms(row.ttfa_p95_ms),
-    "TTFA p99": lambda row: ms(row.ttfa_p99_ms),
-    "RTF": lambda row: "-" if row.rtf is None else f"{row.rtf:.3f}",
-    "device idle": lambda row: f"{row.idle_share:.0%}",
-    "seconds of audio": lambda row: f"{row.audio_seconds:.0f}",
-}

@@ -10,7 +10,8 @@ The common limit goes by the Predictor's unloaded p95, whatever the policy, sinc
 limit goes by that of the policy itself: one whose first chunk takes longer is not blamed for that again under load.
 
 Bound and loads are by the profile's own costs, while each run's device is 0.8 to 1.25 times as fast (contest.speed): on
-a fast device a load above the bound can hold, on a slow one none near it does.
+a fast device a load above the bound can hold, on a slow one none near it does. (And a run of fewer callers than the
+device can sustain at once holds at any load.)
 """
 
 from __future__ import annotations

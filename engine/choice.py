@@ -94,7 +94,8 @@ class Choice:
     def _batch(self, leader: Candidate, everyone: Sequence[Candidate]) -> list[Candidate]:
         """The leader and those who join it."""
         stage, length, guided = leader.stage, leader.count, leader.stream.guided
-        batch, mates = [leader], [c for c in everyone if c is not leader and c.joins(leader)]
+        usual = length, guided
+        batch, mates = [leader], [c for c in everyone if c.stage is stage and c is not leader and c.joins(leader)]
         alone = cost = self._alone(leader)
         time, rest = (self._time(leader, alone, everyone), self._rest(leader)) if mates else (0.0, 0.0)
         for mate in mates:
@@ -104,7 +105,8 @@ class Choice:
             together = self._cost(stage, len(batch) + 1, paired, longest)
             fits = together <= self.limits.max_step_seconds and (together <= time or -inf < mate.slack < alone)
             spared = mate.slack == -inf and together - cost <= rest
-            if fits and (spared or _pays(together, cost + self._alone(mate))):
+            own = alone if (mate.count, mate.stream.guided) == usual else self._alone(mate)
+            if fits and (spared or _pays(together, cost + own)):
                 batch.append(mate)
                 length, guided, cost = longest, paired, together
         return batch
@@ -125,10 +127,10 @@ class Choice:
     def _time(self, leader: Candidate, cost: float, everyone: Sequence[Candidate]) -> float:
         """Seconds that the leader's step may take without breaking a deadline that would hold if it went alone. Who
         joins has slack that allows for this step."""
-        usual = max(cost, self.pace.turn(leader.stage, leader.count))
-        least = inf
+        stage, least = leader.stage, inf
+        usual = max(cost, self.pace.turn(stage, leader.count))
         for c in everyone:
-            time = c.slack + usual if not c.optional and c.joins(leader) else c.slack
+            time = c.slack + usual if c.stage is stage and not c.optional and c.joins(leader) else c.slack
             if cost < time < least:
                 least = time
         return least

@@ -1,7 +1,7 @@
 """Plays a script to the real engine in real time: everybody calls, listens and interrupts when the script says so.
 
-It knows no model and no scheduling. The listeners are the simulator's own, so that what was real and what was simulated
-is told alike.
+It knows no model and no scheduling. The listeners are the simulator's own and live by the script's time, so that what
+was real and what was simulated is told alike; only the engine hears of instants of its own clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import count
 from typing import Protocol
 
 from engine.clock import Clock, MonotonicClock
-from engine.core import Cancel, Chunk, End, Event, Failed, ModelSpec, Output, Playhead, Request
+from engine.core import Cancel, Chunk, End, Event, Failed, FinishReason, ModelSpec, Output, Playhead, Request
 from engine.metrics import Count
 from engine.simulator import Listener, Simulation
 from engine.traffic import Utterance
@@ -111,8 +111,6 @@ class Live:
         self._agenda.add(self._start, self._count)
         for number, said in enumerate(self._script):
             self._agenda.add(self._start + said.at, partial(self._submit, number))
-            if said.cancel_at is not None:
-                self._agenda.add(self._start + said.cancel_at, partial(self._hang_up, number))
         self._agenda.run()
         if self._failure is not None:
             raise RuntimeError(f"every request was to be served, one was not: {self._failure.message}")
@@ -135,38 +133,47 @@ class Live:
             threading.Event().wait(POLL)
 
     def trace(self) -> list[Utterance]:
-        """What was really said, and when: with the lengths that the engine gave it. What was cut off would have been as
-        long as the script has it."""
+        """What was really said, and when: with the lengths that the engine gave it. What it did not make to the end
+        would have been as long as the script has it."""
         return [self._really(said, listener) for said, listener in zip(self._script, self.listeners, strict=True)]
 
     def _really(self, said: Utterance, listener: Listener) -> Utterance:
         end = listener.end
         assert end is not None and not isinstance(end, Failed), f"a trace is of utterances that were served, got {end}"
         frames = max(1, end.stats.num_frames)
-        if said.cancel_at is not None or said.hears is not None:
+        if end.reason is FinishReason.CANCELLED:
             frames = max(frames, said.frames)
-        return replace(said, at=listener.said.at - self._start, frames=frames, text_tokens=end.stats.text_tokens)
+        return replace(listener.said, frames=frames, text_tokens=end.stats.text_tokens)
+
+    def _now(self) -> float:
+        """In the script's time."""
+        return self._clock.now() - self._start
 
     # ---- the agenda's thread ----
 
     def _submit(self, number: int) -> None:
-        """TTFA counts from now on: the agenda may be late."""
-        listener, request = self.listeners[number], self._requests[number]
-        follows = listener.said.follows
+        """TTFA counts from now on: the agenda may be late. Nobody hangs up before he has called."""
+        listener, request, now = self.listeners[number], self._requests[number], self._now()
+        follows, cancel_at = listener.said.follows, listener.said.cancel_at
         if follows is not None:
             request = replace(request, follows=self._ids[follows])
-        listener.said = replace(listener.said, at=self._clock.now())
+        if cancel_at is not None:
+            cancel_at = max(cancel_at, now)
+        listener.said = replace(listener.said, at=now, cancel_at=cancel_at)
         self._ids[number] = self._engine.submit(request, partial(self._deliver, listener))
+        if cancel_at is not None:
+            self._agenda.add(self._start + cancel_at, partial(self._hang_up, number))
 
     def _hang_up(self, number: int) -> None:
-        if number in self._ids:
-            self._engine.cancel(self._ids[number])
+        listener = self.listeners[number]
+        listener.said = replace(listener.said, cancel_at=self._now())
+        self._engine.cancel(self._ids[number])
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, Cancel):
             self._engine.cancel(event.request_id)
         elif isinstance(event, Playhead):
-            self._engine.playhead(event)
+            self._engine.playhead(replace(event, at=self._start + event.at))
 
     # ---- the engine's reader thread ----
 
@@ -177,18 +184,19 @@ class Live:
             self._end(listener, output)
 
     def _hear(self, listener: Listener, chunk: Chunk) -> None:
-        now, rate = self._clock.now(), self._engine.spec.sample_rate
+        now, rate = self._now(), self._engine.spec.sample_rate
         listener.request_id = chunk.request_id
         listener.hear(len(chunk.pcm) / rate, now)
         for at, event in listener.events(now, rate):
             if at <= now:
                 self._tell(event)
             else:
-                self._agenda.add(at, partial(self._tell, event))
+                self._agenda.add(self._start + at, partial(self._tell, event))
 
     def _end(self, listener: Listener, end: End) -> None:
-        listener.end = end
-        self._ends.append((self._clock.now() - self._start, end))
+        now = self._now()
+        listener.over(end, now)
+        self._ends.append((now, end))
         self._left -= 1
         self._ended()
         if isinstance(end, Failed):

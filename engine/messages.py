@@ -30,6 +30,8 @@ class RuntimeConfig:
     max_wait: float = 2.0
     """Takes the place of limits.max_wait: predicted seconds that a new caller may have to wait for others' deadlines.
     Infinity serves everybody at once, late or not."""
+    max_queued: int | None = None
+    """As in Limits; None leaves it at what the limits say."""
     policy: str = "predictor"
     """Out of engine.policies.NAMES; the others are emulations, for benches."""
     explain: bool = False

@@ -55,18 +55,18 @@ class Measure(StrEnum):
 
 
 def lateness(arrived_at: float, first_at: float, audio_before: float) -> float:
-    """Seconds by which a chunk comes after the `audio_before` seconds delivered earlier have been played, if they
-    are played without a pause from first_at on. Above zero it is a gap; the largest of a request is the extra buffer
-    that would have avoided all of them."""
+    """Seconds by which a chunk comes after the `audio_before` seconds delivered earlier (by the listener's clock) have
+    been played, if they are played without a pause from first_at on. Above zero it is a gap; the largest of a request
+    is the extra buffer that would have avoided all of them."""
     return arrived_at - (first_at + audio_before)
 
 
-def missing_seconds(arrivals: Sequence[tuple[float, float]], first_at: float | None = None) -> float:
+def missing_seconds(arrivals: Sequence[tuple[float, float]]) -> float:
     """The extra buffer that would have avoided every gap, 0 if there was none; arrivals are (instant, seconds of audio)
-    of the chunks of one utterance, in order. It plays from first_at on; None: from the first arrival on."""
+    of the chunks of one utterance, in order. It plays from the first arrival on."""
     missing = audio = 0.0
     for arrived_at, seconds in arrivals:
-        missing = max(missing, lateness(arrived_at, arrivals[0][0] if first_at is None else first_at, audio))
+        missing = max(missing, lateness(arrived_at, arrivals[0][0], audio))
         audio += seconds
     return missing
 

@@ -149,7 +149,7 @@ class Scheduler:
         guided = any(stream.guided for stream in running)
         self._pace = self._predictor.pace(len(running), self._limits, guided)
         candidates = [self._judge(stream, now) for stream in running]
-        self._strain = max((-c.slack for c in candidates if -inf < c.slack < 0), default=0.0)
+        self._strain = max((-slack for c in candidates if -inf < (slack := c.slack) < 0), default=0.0)
         decision = self._policy.decide(candidates, self._pace, now)
         if self._explain is not None:
             self._explain(explained(decision, candidates, now))
@@ -160,7 +160,7 @@ class Scheduler:
 
     def _running(self, now: float) -> list[Stream]:
         lead = self._max_lead
-        return [stream for stream in self._admitted.values() if now >= stream.due_at(lead)]
+        return [stream for stream in self._admitted.values() if stream.pending or now >= stream.due_at(lead)]
 
     def _begin(self, rows: Sequence[Candidate], now: float) -> Step:
         step = Step(rows[0].stage, tuple(c.stream.row(c.stage, c.count) for c in rows))

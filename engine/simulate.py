@@ -127,10 +127,11 @@ def sweep(asked: Asked, console: Console) -> dict[str, Any]:
     with on_all_cores(asked.profile, console) as runner:
         found = capacity.sweep(asked.raced, asked.seeds, asked.base, bound, runner)
     limit, unloaded = f"TTFA p95 at most {capacity.SLOWER:g} times", number(found.unloaded_ms[PREDICTOR])
-    title = f"{asked.title}: bound {bound:.1f} streams, L {found.load:g}"
+    title = f"{asked.title}: bound {found.bound:.1f} streams, L {found.load:g}"
     common = f"{title}\nCommon limit: {limit} the Predictor's unloaded one ({unloaded} ms)"
-    console.print(capacity_table(found.common, bound, common))
-    console.print(capacity_table(found.own, bound, f"Own limit: {limit} the policy's own unloaded one", asked.device))
+    console.print(capacity_table(found.common, found.bound, common))
+    own = f"Own limit: {limit} the policy's own unloaded one"
+    console.print(capacity_table(found.own, found.bound, own, asked.device))
     print_sources(found.own, console)
     if asked.plot:
         from engine import plot
@@ -196,17 +197,17 @@ def _table(title: str, columns: Sequence[str], caption: str) -> Table:
 
 
 def table(found: Mapping[str, Figures], title: str, caption: str = "") -> Table:
-    """A row a policy; milliseconds, except where it says otherwise. Who was refused, or failed, has a column if there
-    is anybody."""
-    refused = ("refused",) if any(row.refused for row in found.values()) else ()
-    gaps, ttfa = ("gaps", "worst run", "extra buffer"), ("TTFA p50", "TTFA p95", "TTFA p99")
-    out = _table(title, (*refused, *gaps, *ttfa, "RTF", "audio s/s", "idle", "never heard s"), caption)
+    """A row a policy; milliseconds, except where it says otherwise. If anybody was refused, or failed, that takes the
+    place of the worst run."""
+    refused = any(row.refused for row in found.values())
+    gaps = "gaps", "refused" if refused else "worst\nrun", "extra\nbuffer"
+    ttfa = "TTFA\np50", "TTFA\np95", "TTFA\np99"
+    out = _table(title, (*gaps, *ttfa, "RTF", "audio\ns/s", "idle", "never\nheard s"), caption)
     for policy, row in found.items():
         out.add_row(
             policy,
-            *(str(row.refused) for _ in refused),
             str(row.requests_with_gaps),
-            str(row.worst_requests_with_gaps),
+            str(row.refused if refused else row.worst_requests_with_gaps),
             number(row.max_extra_buffer_ms),
             number(row.ttfa_p50_ms),
             number(row.ttfa_p95_ms),

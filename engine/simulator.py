@@ -29,6 +29,7 @@ from engine.core import (
     Step,
     StepResult,
 )
+from engine.metrics import lateness
 from engine.policies import PREDICTOR, make
 from engine.policy import Explain
 from engine.predictor import Predictor, prior
@@ -195,7 +196,7 @@ class Listener:
         """A chunk arrives. It is late if it comes after all before it was played, by the listener's own clock."""
         if not self.arrivals:
             self.plays_at = self.runs_out_at = self._begins(now)
-        self.extra_buffer = max(self.extra_buffer, now - self.plays_at - self._wall(0.0, self.audio))
+        self.extra_buffer = max(self.extra_buffer, lateness(now, self.plays_at, self._wall(0.0, self.audio)))
         self.underruns += now > self.runs_out_at
         self.arrivals.append((now, seconds))
         self.runs_out_at = max(self.runs_out_at, now) + self._wall(self.audio, seconds)

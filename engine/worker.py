@@ -113,7 +113,8 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
         except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: the device's memory is too small
             connection.send(StartFailed(str(error)))
             return
-        limits = replace(limits, max_wait=config.max_wait)
+        max_queued = limits.max_queued if config.max_queued is None else config.max_queued
+        limits = replace(limits, max_wait=config.max_wait, max_queued=max_queued)
         policy = make(config.policy, predictor, limits)
         scheduler = Scheduler(model.spec, limits, predictor, policy, tell if config.explain else None)
         outbox = Outbox(connection, scheduler, clock)

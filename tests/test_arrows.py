@@ -43,7 +43,7 @@ ENGINE = {
     "scheduler": "core chunking metrics pages predictor room stream policy choice",
     "loop": "core clock predictor scheduler",
     "traffic": "core",
-    "simulator": "core policies policy predictor profile scheduler loop traffic",
+    "simulator": "core metrics policies policy predictor profile scheduler loop traffic",
     "estimate": "core chunking profile",
     "contest": "core metrics policies policy profile simulator traffic",
     "capacity": f"core chunking contest metrics policies profile simulator traffic {POLICIES}",

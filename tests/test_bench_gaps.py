@@ -2,15 +2,18 @@
 
 import io
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from engine.bench_gaps import SENTENCES, Comparison, asked, compare, offered, script, table, text
+from engine.bench_gaps import SENTENCES, Comparison, asked, compare, offered, script, table, text, unrefusing_config
 from engine.clock import MonotonicClock
 from engine.contest import Figures
 from engine.core import (
@@ -19,6 +22,7 @@ from engine.core import (
     Failed,
     Finished,
     FinishReason,
+    Limits,
     Output,
     Playhead,
     Queued,
@@ -28,8 +32,9 @@ from engine.core import (
 )
 from engine.live import Agenda, Live
 from engine.profile import Profile
-from engine.runtime import Runtime
-from engine.traffic import SPEC, Utterance, poisson
+from engine.runtime import Runtime, RuntimeConfig
+from engine.simulator import Simulation, simulate
+from engine.traffic import SPEC, Utterance, poisson, read_trace, write_trace
 
 VOICE = replace(SPEC, max_text_chars=360)
 FAST = Profile("fast", {(stage, batch, 16): (0.002, 0.003) for stage in Stage for batch in (1, 8)})
@@ -40,16 +45,18 @@ class Instant:
 
     spec = VOICE
 
-    def __init__(self, refuses: str = "") -> None:
+    def __init__(self, refuses: str = "", cut: str = "", submitting: float = 0.0) -> None:
+        """`cut` is interrupted when it was said; a submit takes some seconds."""
         self.asked: list[Request] = []
         self.told: list[Playhead] = []
         self.cancelled: list[int] = []
-        self._refuses = refuses
+        self._refuses, self._cut, self._submitting = refuses, cut, submitting
         self._ended = 3
 
     def submit(self, request: Request, deliver: Callable[[Output], None]) -> int:
         self.asked.append(request)
         request_id = 70 + len(self.asked)
+        time.sleep(self._submitting)
         for output in self.says(request_id, request.text):
             deliver(output)
         self._ended += 1
@@ -61,7 +68,10 @@ class Instant:
         pcm, codes = np.zeros(2 * 1920, np.int16), np.zeros((2, 16), np.int16)
         chunks = [Chunk(request_id, 0, first, pcm, codes, 1.0) for first in range(0, len(words), 2)]
         stats = RequestStats(0.0, 0.0, 0.0, len(words), 0.08 * len(words), {}, len(words) + 2)
-        return [Queued(request_id, 0, 0.1), *chunks, Finished(request_id, 0, FinishReason.END, stats)]
+        return [Queued(request_id, 0, 0.1), *chunks, Finished(request_id, 0, self._reason(words), stats)]
+
+    def _reason(self, words: str) -> FinishReason:
+        return FinishReason.CANCELLED if words == self._cut else FinishReason.END
 
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
@@ -150,10 +160,10 @@ class TestLive:
 
     def test_the_trace_is_what_really_happened(self) -> None:
         said = [Utterance(0.0, 8, rate=0.9), Utterance(0.02, 90, hears=0.5), Utterance(0.02, 90, cancel_at=9.0)]
-        live = Live(Instant(), said, ask("Good.", "Day.", "Sir."))
+        live = Live(Instant(cut="Day."), said, ask("Good.", "Day.", "Sir."))
         live.run()
         trace = live.trace()
-        assert [(x.frames, x.text_tokens) for x in trace] == [(5, 7), (90, 6), (90, 6)], "unless it was cut off"
+        assert [(x.frames, x.text_tokens) for x in trace] == [(5, 7), (90, 6), (4, 6)], "unless it was cut off"
         assert [x.rate for x in trace] == [0.9, 1.0, 1.0]
         assert [(x.hears, x.cancel_at) for x in trace] == [(None, None), (0.5, None), (None, 9.0)]
         assert all(0 <= was.at - x.at < 5 for was, x in zip(trace, said, strict=True)), "late, where the agenda was"
@@ -177,6 +187,40 @@ class TestLive:
         Live(engine, [Utterance(0.0, 8, cancel_at=0.01), Utterance(0.05, 8)], ask("Good morning.", "Hm.")).run()
         assert engine.cancelled == [71]
 
+    def test_who_hangs_up_after_the_end_has_heard_all(self) -> None:
+        live = Live(Instant(), [Utterance(0.0, 8, cancel_at=9.0)], ask("Good."))
+        (listener,) = live.run().listeners
+        assert listener.audio == pytest.approx(0.48)
+        assert listener.unheard == 0.0
+
+    def test_who_hangs_up_in_the_middle_has_heard_that_much(self) -> None:
+        said = [Utterance(0.0, 8, cancel_at=0.1), Utterance(0.2, 8)]
+        first = Live(Instant(), said, ask("Good morning.", "Hm.")).run().listeners[0]
+        assert first.said.cancel_at is not None
+        assert first.said.cancel_at >= 0.1
+        assert first.unheard == pytest.approx(first.audio - (first.said.cancel_at - first.plays_at))
+        assert 0 < first.unheard < first.audio
+
+    def test_what_follows_an_interruption_does_not_wait_for_what_was_cut_off(self) -> None:
+        said = [Utterance(0.0, 8), Utterance(0.05, 8, follows=0)]
+        first, second = Live(Instant(cut="Good morning."), said, ask("Good morning.", "Hm.")).run().listeners
+        assert first.audio > 1.0
+        assert first.runs_out_at < second.said.at, "silent since then"
+        assert second.plays_at == second.arrivals[0][0]
+
+    def test_who_is_late_to_call_still_hangs_up_and_his_trace_can_be_read(self, tmp_path: Path) -> None:
+        engine = Instant(submitting=0.05)
+        said = [Utterance(0.0, 8), Utterance(0.0, 8, cancel_at=0.01), Utterance(0.2, 8, cancel_at=0.2)]
+        live = Live(engine, said, ask("One.", "Two.", "Three."))
+        live.run()
+        assert engine.cancelled == [72]
+        write_trace(tmp_path / "trace", live.trace())
+        read = read_trace(tmp_path / "trace")
+        assert read == live.trace()
+        assert read[1].cancel_at is not None
+        assert read[1].cancel_at >= read[1].at >= 0.05
+        assert read[2].cancel_at == read[2].at, "all was over before he could"
+
     def test_a_request_that_is_not_served_ends_the_run(self) -> None:
         live = Live(Instant(refuses="Two."), [Utterance(0.0, 8)] * 3, ask("One.", "Two.", "Three."))
         with pytest.raises(RuntimeError, match="one was not: no more today"):
@@ -188,7 +232,7 @@ ROW = Figures(20, 0, 3, 3, 41.6, 60.0, 80.0, 90.0, 0.25, 1.4, 0.65, 90.0, 0.0)
 
 class TestComparison:
     def test_both_stand_side_by_side(self) -> None:
-        other = replace(ROW, requests_with_gaps=0, max_extra_buffer_ms=0.0, ttfa_p50_ms=51.0)
+        other = replace(ROW, requests_with_gaps=0, max_extra_buffer_ms=0.0, ttfa_p50_ms=51.0, unheard_seconds=2.1)
         comparison = Comparison("predictor", "mine", 7.25, 1.5, (Utterance(0.0, 25),), ROW, other)
         assert comparison.ratios() == {
             "ttfa_p50_ms": 0.85,
@@ -199,15 +243,29 @@ class TestComparison:
         assert replace(comparison, real=other, simulated=ROW).ratios()["requests_with_gaps"] is None
         written = io.StringIO()
         Console(file=written, width=80).print(table(comparison))
-        lines = [line.strip("│ \n").split("│") for line in written.getvalue().splitlines() if "│" in line]
-        cells = {name.strip(): (real.strip(), simulated.strip()) for name, real, simulated in lines}
-        assert cells["requests with gaps"] == ("3", "0")
-        assert cells["TTFA p50"] == ("60 ms", "51 ms")
-        assert cells["device idle"] == ("65%", "65%")
+        lines = [line.split() for line in written.getvalue().splitlines() if line.strip()]
+        assert lines[-2] == ["real", "3", "3", "42", "60", "80", "90", "0.250", "1.4", "65%", "0"]
+        assert lines[-1] == ["simulated", "0", "3", "0", "51", "80", "90", "0.250", "1.4", "65%", "2"]
+        assert "policy" not in written.getvalue()
 
-    def test_the_real_engine_and_its_simulation_say_the_same_words(self, runtime: Runtime) -> None:
+    def test_the_real_engine_takes_everybody_as_the_simulated_one_does(self) -> None:
+        config = unrefusing_config(RuntimeConfig(device="cpu", in_process=True), "newest-first")
+        assert (config.device, config.in_process, config.policy) == ("cpu", True, "newest-first")
+        assert (config.max_wait, config.max_queued) == (inf, 1_000_000)
+
+    def test_the_real_engine_and_its_simulation_say_the_same_words(
+        self, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        limits = list[Limits]()
+
+        def simulated(*args: Any, **kwargs: Any) -> Simulation:
+            limits.append(kwargs["limits"])
+            return simulate(*args, **kwargs)
+
+        monkeypatch.setattr("engine.bench_gaps.simulate", simulated)
         callers = [Utterance(0.0, 8), Utterance(0.1, 12, follows=0)]
         seen = compare(runtime, callers, "predictor", FAST, 0, Console(quiet=True))
+        assert limits == [replace(runtime.limits, max_queued=1_000_000)], "the engine's own, but for the queue"
         assert (seen.policy, seen.profile) == ("predictor", "fast")
         assert seen.real.requests == seen.simulated.requests == 2
         assert seen.real.audio_seconds == pytest.approx(seen.simulated.audio_seconds)

@@ -7,13 +7,15 @@ import pytest
 from rich.console import Console
 
 from engine import estimate
-from engine.bench_plan import Crowd, Planning, Stopwatch, growth, planning, run
+from engine.bench_plan import Crowd, Planning, Stopwatch, against_target, growth, planning, run
 from engine.clock import MonotonicClock
+from engine.scheduler import Scheduler
 from engine.simulator import FakeClock
+from engine.stream import Stream
 
 
-def row(streams: int, p50: float) -> Planning:
-    return Planning(streams, 100, p50, 2 * p50, 3 * p50, 1.5 * p50, 3 * p50, 4 * p50)
+def row(streams: int, p50: float, admission: bool = False) -> Planning:
+    return Planning(streams, admission, float(streams), 0.0, 100, p50, 2 * p50, 3 * p50, 1.5 * p50, 3 * p50, 4 * p50)
 
 
 def test_a_stopwatch_adds_up_what_calls_took() -> None:
@@ -40,11 +42,36 @@ def test_all_streams_are_there_in_every_step_that_counts() -> None:
     assert crowd._inbox.waits == 0, "nobody is held"
 
 
+def test_at_overload_callers_are_held_back_for_others_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, holds_back = list[bool](), Scheduler._holds_back
+
+    def noted(scheduler: Scheduler, stream: Stream) -> bool:
+        held.append(holds_back(scheduler, stream))
+        return held[-1]
+
+    monkeypatch.setattr(Scheduler, "_holds_back", noted)
+    crowd = Crowd(32, 100, estimate.profile(), MonotonicClock(), admission=True)
+    assert len(crowd.run()) == 100
+    active, waiting = crowd.sizes
+    assert 16 < active <= 32
+    assert waiting > 1
+    assert any(held)
+
+
+def test_planning_at_64_streams_is_told_against_its_target() -> None:
+    assert against_target(row(64, 99.9)) == (
+        "64 streams without it: planning took 200 us (p95), within the target of 200 us"
+    )
+    assert against_target(row(64, 150.0, admission=True)) == (
+        "64 streams with admission: planning took 300 us (p95), over the target of 200 us"
+    )
+
+
 def test_a_row_is_in_microseconds_and_leaves_the_garbage_collector_as_it_was() -> None:
     frozen = gc.get_freeze_count()
     seen = planning(3, 50, estimate.profile(), MonotonicClock())
     assert gc.get_freeze_count() == frozen
-    assert (seen.streams, seen.steps) == (3, 50)
+    assert (seen.streams, seen.admission, seen.active, seen.waiting, seen.steps) == (3, False, 3.0, 0.0, 50)
     assert 1 < seen.plan_us_p50 <= seen.plan_us_p95 <= seen.plan_us_p99
     assert seen.plan_us_p50 < seen.step_us_p50 <= seen.step_us_p95 <= seen.step_us_p99
 
@@ -53,12 +80,16 @@ def test_growth_is_told_against_n_log_n() -> None:
     assert growth([row(256, 2048.0), row(16, 999.0), row(8, 24.0)]) == 1.0
     assert growth([row(8, 24.0), row(256, 4096.0)]) == 2.0
     assert growth([row(8, 24.0)]) is None
+    assert growth([row(8, 24.0), row(8, 900.0, admission=True)]) is None
+    assert growth([row(8, 24.0), row(8, 9.0, admission=True), row(256, 2048.0)]) == 1.0
 
 
 def test_rows_and_growth_are_printed() -> None:
     written = io.StringIO()
-    rows = run([4, 2, 4], 20, Console(file=written, width=120))
-    assert [seen.streams for seen in rows] == [2, 4]
+    rows = run([4, 2, 4], 20, Console(file=written, width=80))
+    assert [(seen.streams, seen.admission) for seen in rows] == [(2, False), (2, True), (4, False), (4, True)]
     assert "n log n" in written.getvalue()
+    assert "target" not in written.getvalue(), "it is one of 64 streams"
+    assert "…" not in written.getvalue()
     with pytest.raises(ValueError, match="at least 2, got 1"):
         run([1, 2], 20, Console(quiet=True))

@@ -6,8 +6,8 @@ from math import ceil
 
 import pytest
 
-from engine.capacity import Capacity, Search, Sweep, bound, failing, load_at, load_with_gaps, remembering, sweep
-from engine.contest import Race, Result
+from engine.capacity import Capacity, Search, bound, failing, load_at, load_with_gaps, ratio, remembering, sweep
+from engine.contest import Race, Result, result, speed
 from engine.core import Stage
 from engine.profile import Profile
 from engine.simulator import LIMITS
@@ -95,8 +95,10 @@ def test_a_load_that_holds_above_one_that_fails_does_not_count() -> None:
     assert (search.held, search.failed, search.next_step) == (-8, -4, -6)
 
 
-LIMIT = {"newest-first": 40.0, "predictor": 90.0, "run-to-completion": 0.0}
+LIMIT = {"newest-first": 40.0, "predictor": 90.0, "run-to-completion": 0.0, "fixed-chunks": 60.0}
 """Load up to which no request has a gap; with seed 1 a tenth more."""
+UNLOADED = {"fixed-chunks": 0.2}
+"""Seconds to first audio, of others 0.02; from a load of 80 on, ten times as long."""
 
 
 class Runs:
@@ -112,37 +114,58 @@ class Runs:
     def answer(self, race: Race) -> Result:
         assert race.load is not None
         over = race.load - LIMIT[race.policy] * (1 + 0.1 * (race.seed == 1))
-        return outcome(race, gaps=max(0, min(10, ceil(over))), ttfa=0.02 if race.load < 80 else 0.2)
+        ttfa = UNLOADED.get(race.policy, 0.02) * (1 if race.load < 80 else 10)
+        return outcome(race, gaps=max(0, min(10, ceil(over))), ttfa=ttfa)
 
 
 def test_a_sweep_finds_capacities_curves_and_the_load() -> None:
     runs = Runs()
     found = sweep(tuple(LIMIT), (0, 1), Race(requests=10), 50.0, runs)
     assert found.bound == 50.0
-    assert found.unloaded_ms == 20.0
+    assert found.unloaded_ms == {"newest-first": 20, "predictor": 20, "run-to-completion": 20, "fixed-chunks": 200}
     assert 40.0 < found.load <= 40.4, "one of 20 is more than 14 of 300"
-    first, ours, none = (found.capacities[name] for name in LIMIT)
+    first, ours, none, slow = (found.common[name] for name in LIMIT)
     assert first == Capacity((39.18, 43.19), {"gaps": 2})
     assert load_at(50.0, -5) == 39.18 <= 40.0 < load_at(50.0, -4)
     assert ours == Capacity((77.57, 77.57), {"first audio": 2}), "from 80 on callers wait ten times as long"
     assert none == Capacity((0.0, 0.0), {"gaps": 2})
+    assert slow == Capacity((0.0, 0.0), {"first audio": 2}), "even unloaded ten times as long as the Predictor"
+    assert found.own == found.common | {"fixed-chunks": Capacity((57.88, 63.81), {"gaps": 2})}
     assert (first.median, ours.median) == (41.185, 77.57)
-    assert (found.ratio("predictor"), found.ratio("newest-first")) == (pytest.approx(1.8834, abs=1e-4), 1.0)
+    assert (ratio(found.common, "predictor"), ratio(found.own, "newest-first")) == (pytest.approx(1.8834, abs=1e-4), 1)
+    assert ratio(found.own, "fixed-chunks") == pytest.approx((57.88 + 63.81) / 2 / 41.185)
     assert list(found.curves) == list(LIMIT)
     curve = found.curves["newest-first"]
     assert list(curve) == [load_at(50.0, steps) for steps in range(-24, 5, 4)]
     assert [one.requests_with_gaps for one in curve.values()] == [0, 0, 0, 0, 0, 2, 16, 20]
     assert [one.requests for one in curve.values()] == [20] * 8
     assert len(runs.races) == len(set(runs.races)), "nothing is run twice"
-    assert len(runs.races) < 120
+    assert len(runs.races) < 160
+
+
+def test_the_second_limit_costs_no_second_search() -> None:
+    """Where it changes nothing, only one unloaded run for each seed is added."""
+    runs = Runs()
+    sweep(("newest-first",), (0, 1), Race(requests=10), 50.0, runs)
+    assert [race.policy for race in runs.races].count("predictor") == 2, "their first audio is the common limit"
+    assert [race.load for race in runs.races].count(0.1) == 4
+    assert len(runs.races) < 40
+
+
+def test_a_fast_device_bears_more_than_the_bound_and_a_slow_one_less() -> None:
+    """Loads and bound go by the profile, not by the device of the run."""
+    most, requests = bound(FLAT, Race(load=1.0, requests=60).script), 60
+    fast, slow = (min(range(50), key=lambda seed: sign * speed(seed)) for sign in (-1, 1))
+    assert speed(fast) > 1.2 > 0.83 > speed(slow)
+    gaps = {seed: result(Race("round-robin", most, seed, requests), FLAT).requests_with_gaps for seed in (fast, slow)}
+    assert gaps[fast] < gaps[slow]
 
 
 def test_a_ratio_needs_newest_first() -> None:
-    alone = Capacity((3.0,), {})
-    assert Sweep(9.0, 1.0, 20.0, {}, {"predictor": alone}).ratio("predictor") is None
-    assert (
-        Sweep(9.0, 1.0, 20.0, {}, {"predictor": alone, "newest-first": Capacity((0.0,), {})}).ratio("predictor") is None
-    )
+    alone = {"predictor": Capacity((3.0,), {})}
+    assert ratio(alone, "predictor") is None
+    assert ratio(alone | {"newest-first": Capacity((0.0,), {})}, "predictor") is None
+    assert ratio(alone | {"newest-first": Capacity((2.0,), {})}, "predictor") == 1.5
 
 
 def gaps_from(share: Callable[[float], float]) -> Callable[[Sequence[Race], str], list[Result]]:
@@ -178,3 +201,6 @@ def test_what_was_run_is_remembered() -> None:
     assert runner([some[1], Race("predictor", 20.0), some[0]], "b")[2] == runs.answer(some[0])
     assert runner(some, "c") == [runs.answer(race) for race in some]
     assert runs.races == [*some, Race("predictor", 20.0)]
+    twice = [Race("predictor", 30.0)] * 2
+    assert runner(twice, "d") == [runs.answer(race) for race in twice]
+    assert runs.races.count(twice[0]) == 1

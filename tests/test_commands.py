@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import estimate
-from engine.__main__ import main, runtime_config
-from engine.core import Stage
+from engine.__main__ import main, runtime_config, started
+from engine.core import Limits, Stage
 from engine.machine import check_writable, write_json
 from engine.policies import NAMES
 from engine.profile import Profile
+from engine.runtime import Runtime, RuntimeConfig
 from engine.simulate import Asked
 from engine.traffic import read_trace
 
@@ -118,10 +120,19 @@ def test_simulate_takes_the_load_of_the_profile_and_moods(tmp_path: Path) -> Non
 
 def test_simulate_plays_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    trace.write_text('{"at": 0, "frames": 25}\n\n{"at": 0.5, "frames": 50, "text_tokens": 60}\n')
+    trace.write_text('{"at": 0, "frames": 25}\n\n{"at": 0.5, "frames": 1550, "text_tokens": 60}\n')
     data = simulated(tmp_path / "out.json", "--trace", str(trace), "--policy", "predictor")
     assert (data["load"], data["requests"]) == (None, 2)
-    assert data["policies"]["predictor"]["audio_seconds"] == 6.0
+    assert data["policies"]["predictor"]["audio_seconds"] == 126.0
+    assert data["policies"]["predictor"]["emulation"] is False
+
+
+def test_simulate_refuses_a_trace_that_nobody_could_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"at": 0, "frames": 25}\n{"at": 0.5, "frames": 2500}\n')
+    assert "line 2: text_tokens (40) and frames together must be at most 2047" in one_line(
+        capsys, "simulate", "--trace", str(trace)
+    )
 
 
 def test_simulate_explains_every_decision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,16 +167,73 @@ def test_a_sweep_stores_the_load_that_it_found(tmp_path: Path, monkeypatch: pyte
     own.write_text(json.dumps(estimate.profile().to_dict()))
     asked: list[Asked] = []
     monkeypatch.setattr("engine.simulate.sweep", lambda what, _: asked.append(what) or {"load": 31.25})
-    data = simulated(tmp_path / "out.json", "--sweep", "--store", "--profile", str(own), "--requests", "50")
+    data = simulated(tmp_path / "out.json", "--sweep", "--store", "--profile", str(own), "--requests", "300")
     assert data["load"] == json.loads(own.read_text())["load"] == 31.25
-    assert (asked[0].seeds, asked[0].base.requests, asked[0].profile.name) == (range(20), 50, "own")
+    assert (asked[0].seeds, asked[0].base.requests, asked[0].profile.name) == (range(20), 300, "own")
 
 
-def test_bench_speech_writes_a_row_for_each_number_of_streams(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "option", ["--requests 50", "--seeds 3", "--burst 2", "--stalls 0.1", "--barge-ins 0.1", "--drift 5"]
+)
+def test_only_a_load_by_its_definition_is_stored(
+    option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.simulate.sweep", lambda *_: pytest.fail("it was to be refused before"))
+    line = one_line(capsys, "simulate", "--sweep", "--store", *option.split())
+    what = "300 requests, 20 seeds, callers who come one by one and listen to the end"
+    assert line.endswith(f"--store keeps a load that is defined by {what}: leave out {option.split()[0]}")
+
+
+def test_a_load_is_not_searched_for_in_vain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps(estimate.profile().to_dict()))
+
+    def check(path: str) -> None:
+        if path == str(own):
+            raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("engine.__main__.check_writable", check)  # a superuser may write everywhere
+    monkeypatch.setattr("engine.simulate.sweep", lambda *_: pytest.fail("it was to be refused before"))
+    assert one_line(capsys, "simulate", "--sweep", "--store", "--profile", str(own)).endswith(
+        f"{own}: Permission denied"
+    )
+
+
+def test_whoever_stops_reading_is_told_nothing(tmp_path: Path) -> None:
+    """As `head` does: the pipe's other end is closed before the first line."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"at": 0.5, "frames": 2}\n')
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    argv = [sys.executable, "-m", "engine", "simulate", "--trace", str(trace), "--policy", "predictor", "--explain"]
+    done = subprocess.run(argv, stdout=ours, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(ours)
+    assert done.returncode == 141
+    assert "pipe" not in done.stderr.lower()
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[Limits]:
+    """Of the engines that a command starts."""
+    seen: list[Limits] = []
+
+    def noted(config: RuntimeConfig) -> Runtime:
+        runtime = started(config)
+        seen.append(runtime.limits)
+        return runtime
+
+    monkeypatch.setattr("engine.__main__.started", noted)
+    return seen
+
+
+def test_bench_speech_writes_a_row_for_each_number_of_streams(tmp_path: Path, limits: list[Limits]) -> None:
     path = tmp_path / "out.json"
     argv = ["bench", "speech", "--rounds", "1", "--streams", "1", "2", "--json", str(path), "--in-process", *TINY]
     assert main(argv) == 0
     data = read(path)
+    assert limits[0].max_wait == inf, "nobody is refused because he would be late"
     assert data["device"] == "cpu"
     assert [(row["streams"], row["utterances"]) for row in data["rows"]] == [(1, 1), (2, 2)]
     for row in data["rows"]:
@@ -176,12 +244,15 @@ def test_bench_speech_writes_a_row_for_each_number_of_streams(tmp_path: Path) ->
         assert row["largest_gap_ms"] >= 0
 
 
-def test_bench_gaps_writes_what_was_real_and_what_was_simulated(calibrated: Path, tmp_path: Path) -> None:
+def test_bench_gaps_writes_what_was_real_and_what_was_simulated(
+    calibrated: Path, tmp_path: Path, limits: list[Limits]
+) -> None:
     path, trace = tmp_path / "out.json", tmp_path / "trace.jsonl"
     common = ["bench", "gaps", "--profile", str(calibrated), "--in-process", *TINY]
     options = ["--requests", "3", "--load", "20", "--seed", "5", "--policy", "newest-first"]
     assert main([*common, *options, "--json", str(path), "--save-trace", str(trace)]) == 0
     data = read(path)
+    assert (limits[0].max_wait, limits[0].max_queued) == (inf, 1_000_000), "as simulated"
     assert (data["device"], data["policy"], data["load"], data["seed"]) == ("cpu", "newest-first", 20.0, 5)
     assert data["real"]["requests"] == data["simulated"]["requests"] == 3
     assert data["real"]["ttfa_p50_ms"] > 0 < data["simulated"]["ttfa_p50_ms"]
@@ -196,7 +267,8 @@ def test_bench_plan_writes_a_row_for_each_number_of_streams(tmp_path: Path) -> N
     path = tmp_path / "out.json"
     assert main(["bench", "plan", "--streams", "2", "4", "--steps", "20", "--json", str(path)]) == 0
     data = read(path)
-    assert [(row["streams"], row["steps"]) for row in data["rows"]] == [(2, 20), (4, 20)]
+    kinds = [(row["streams"], row["admission"], row["steps"]) for row in data["rows"]]
+    assert kinds == [(2, False, 20), (2, True, 20), (4, False, 20), (4, True, 20)]
     assert data["growth_over_n_log_n"] > 0
 
 
@@ -275,6 +347,7 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
         (("simulate", "--trace", os.devnull), "/dev/null: expected at least one utterance, got none"),
         (("simulate", "--trace", "x", "--load", "3"), "leave out --load, --requests and --burst"),
         (("simulate", "--sweep", "--load", "3"), "--sweep tries all loads: leave out --load and --trace"),
+        (("simulate", "--load", "3", "--plot", "x.xyz"), "expected a name that ends in .png, got x.xyz"),
         (("simulate", "--store"), "--store keeps the load that --sweep finds: give both"),
         (("simulate", "--load", "3", "--explain"), "--explain tells about one run: give one --policy"),
         (("simulate", "--explain", "--policy", "predictor", "--seeds", "2"), "--explain tells about one run"),
@@ -311,6 +384,11 @@ def test_a_mistake_is_one_line(
     [
         ("simulate --requests 0", "--requests: must be at least 1, got 0"),
         ("simulate --requests -3", "--requests: must be at least 1, got -3"),
+        ("simulate --requests 2.5", "--requests: expected a whole number, got '2.5'"),
+        ("simulate --seed x", "--seed: expected a whole number, got 'x'"),
+        ("simulate --load high", "--load: expected a number, got 'high'"),
+        ("simulate --stalls some", "--stalls: expected a number, got 'some'"),
+        ("simulate --drift much", "--drift: expected a number, got 'much'"),
         ("simulate --load 0", "--load: must be above 0, got 0"),
         ("simulate --load nan", "--load: must be above 0, got nan"),
         ("simulate --load inf", "--load: must be above 0, got inf"),
@@ -329,7 +407,8 @@ def test_a_mistake_is_one_line(
         ("calibrate -o x --runs 0", "--runs: must be at least 1, got 0"),
         ("say hello -o x --threads 0", "--threads: must be at least 1, got 0"),
         ("say hello -o x --max-frames 0", "--max-frames: must be at least 1, got 0"),
-        ("say hello -o x --max-frames many", "--max-frames: invalid positive value: 'many'"),
+        ("say hello -o x --max-frames many", "--max-frames: expected a whole number, got 'many'"),
+        ("say hello -o x --temperature warm", "--temperature: expected a number, got 'warm'"),
         ("say hello -o x --sead 3", "unrecognized arguments: --sead 3"),
         ("say hello -o x --dtype fp8", "--dtype: invalid choice: 'fp8'"),
     ],

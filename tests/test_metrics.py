@@ -17,12 +17,6 @@ def test_the_missing_buffer_is_the_largest_lateness() -> None:
     assert missing_seconds([]) == 0.0
 
 
-def test_what_plays_later_misses_less() -> None:
-    arrivals = [(1.0, 0.08), (1.10, 0.16)]
-    assert missing_seconds(arrivals, first_at=1.015) == pytest.approx(0.005)
-    assert missing_seconds(arrivals, first_at=1.03) == 0.0
-
-
 def test_quantiles_are_nearest_ranks() -> None:
     values = [float(value) for value in range(1, 101)]
     assert quantile(values, 0.5) == 51.0

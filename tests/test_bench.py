@@ -1,0 +1,50 @@
+"""The command `bench speech`: what a scripted runtime says is waited for, and told. The engine's own is in
+test_commands.py.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+from scripted_runtime import SPEC, ScriptedRuntime
+
+from engine.bench import Listener, speak
+from engine.clock import MonotonicClock
+from engine.core import Output, Queued, Request
+from engine.runtime import Runtime
+
+
+class Queueing(ScriptedRuntime):
+    """Tells everybody to wait before it speaks."""
+
+    def submit(self, request: Request, deliver: Callable[[Output], None]) -> int:
+        deliver(Queued(0, 0, 0.5))
+        return super().submit(request, deliver)
+
+
+def test_only_the_end_is_the_end() -> None:
+    engine = ScriptedRuntime()
+    listener = Listener(MonotonicClock(), 0.0, SPEC.sample_rate)
+    engine.submit(Request("Hm.", SPEC.sampling), listener.deliver)
+    engine.queue(1, 0.5)
+    assert not listener.over.is_set()
+    engine.say(1, frames=2)
+    assert not listener.over.is_set()
+    assert [seconds for _, seconds in listener.arrivals] == [0.16]
+    engine.finish(1)
+    assert listener.over.is_set()
+    assert listener.stats is not None
+
+
+def test_those_who_wait_are_waited_for() -> None:
+    with Queueing(pace=0.001) as engine:
+        heard = speak(cast("Runtime", engine), [Request("Hallo.", SPEC.sampling), Request("You.", SPEC.sampling)])
+    assert [len(listener.arrivals) for listener in heard] == [3, 2]
+    assert all(listener.stats for listener in heard)
+
+
+def test_who_is_refused_is_an_error() -> None:
+    engine = ScriptedRuntime()
+    engine.retry_after = 1.0
+    with pytest.raises(RuntimeError, match="all voices are busy"):
+        speak(cast("Runtime", engine), [Request("Hallo.", SPEC.sampling)])
