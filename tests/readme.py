@@ -57,3 +57,22 @@ def stretch(what: str, seen: dict[str, Any]) -> list[str]:
         f"| RTP timestamp steps of 960; packet to packet p99, largest | {steps['960']} of {sum(steps.values())}; "
         f"{arrival['p99']:.1f}, {arrival['max']:.1f} ms |",
     ]
+
+
+def deadlines() -> list[str]:
+    """The rows of the README's comparison of policies: twenty runs at one load, and the sweep over loads."""
+    compared, swept = result("simulate")["policies"], result("sweep")["policies"]
+    return [
+        f"| {name} | {seen['requests_with_gaps']} | {seen['max_extra_buffer_ms']:.0f} ms | "
+        f"{seen['ttfa_p50_ms']:.0f} / {seen['ttfa_p95_ms']:.0f} ms | {capacity(swept[name])} |"
+        for name, seen in compared.items()
+    ]
+
+
+def capacity(swept: dict[str, Any]) -> str:
+    return f"{swept['common_limit']['capacity']:.0f} ({swept['own_limit']['capacity']:.0f})"
+
+
+def bounds() -> str:
+    """What the device could do at most."""
+    return f"{result('sweep')['bound']:.0f} streams are what the device could do at most."
