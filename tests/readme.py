@@ -76,3 +76,23 @@ def capacity(swept: dict[str, Any]) -> str:
 def bounds() -> str:
     """What the device could do at most."""
     return f"{result('sweep')['bound']:.0f} streams are what the device could do at most."
+
+
+def planning() -> str:
+    """What a decision costs."""
+    off, on = (r for r in result("plan")["rows"] if r["streams"] == 64)
+    return (
+        f"| deciding what runs next, 64 streams, p50 / p95; with others held back | {off['plan_us_p50']:.0f} / "
+        f"{off['plan_us_p95']:.0f} us; {on['plan_us_p50']:.0f} / {on['plan_us_p95']:.0f} us |"
+    )
+
+
+def gaps() -> str:
+    """The real engine beside the simulator, for the same callers."""
+    data = result("cpu-gaps")
+    real, simulated = data["real"], data["simulated"]
+    return (
+        f"| {real['requests']} callers, {data['real_load']:.1f} streams at once: TTFA p50, requests with gaps; simulated | "
+        f"{real['ttfa_p50_ms']:.0f} ms, {real['requests_with_gaps']}; {simulated['ttfa_p50_ms']:.0f} ms, "
+        f"{simulated['requests_with_gaps']} |"
+    )
