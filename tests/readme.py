@@ -92,7 +92,8 @@ def gaps() -> str:
     data = result("cpu-gaps")
     real, simulated = data["real"], data["simulated"]
     return (
-        f"| {real['requests']} callers, {data['real_load']:.1f} streams at once: TTFA p50, requests with gaps; simulated | "
+        f"| {real['requests']} callers, {data['real_load']:.1f} streams at once: TTFA p50, requests with gaps; simulated "
+        "| "
         f"{real['ttfa_p50_ms']:.0f} ms, {real['requests_with_gaps']}; {simulated['ttfa_p50_ms']:.0f} ms, "
         f"{simulated['requests_with_gaps']} |"
     )
