@@ -91,9 +91,8 @@ def gaps() -> str:
     """The real engine beside the simulator, for the same callers."""
     data = result("cpu-gaps")
     real, simulated = data["real"], data["simulated"]
+    callers = f"| {real['requests']} callers, {data['real_load']:.1f} streams at once"
     return (
-        f"| {real['requests']} callers, {data['real_load']:.1f} streams at once: TTFA p50, requests with gaps; simulated "
-        "| "
-        f"{real['ttfa_p50_ms']:.0f} ms, {real['requests_with_gaps']}; {simulated['ttfa_p50_ms']:.0f} ms, "
-        f"{simulated['requests_with_gaps']} |"
+        f"{callers}: TTFA p50, requests with gaps; simulated | {real['ttfa_p50_ms']:.0f} ms, "
+        f"{real['requests_with_gaps']}; {simulated['ttfa_p50_ms']:.0f} ms, {simulated['requests_with_gaps']} |"
     )
