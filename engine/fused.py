@@ -9,7 +9,7 @@ reads it: times the norm's weight, with the sums of squares beside it; the norm'
 section 6.2), reads or fetches weights (the idea: CUTLASS example 63), and waits before it reads anything else. What a
 whole step only reads may be read before the wait too, since a step's first kernel waits for all before it. (4) A large
 product lets the next kernel start only when it has read its inputs: programs that come earlier crowd those
-multiprocessors that it leaves free (measured: 40 % on a whole decode step).
+multiprocessors that it leaves free, which made a whole decode step slower.
 
 Rows are padded to a block that the tensor cores take, and a row's result does not depend on what stands in the others:
 tiles and the order of every sum are fixed by the shape. The only atomic operations count finished parts.
@@ -1043,7 +1043,7 @@ def depth_plan(rows: int) -> Plan:
 
 
 def backbone_plan(rows: int) -> Plan:
-    """One position a sequence; measured on an H200 at 2048 wide, MLP 6144."""
+    """One position a sequence; tuned on an H200 at 2048 wide, MLP 6144."""
     head, few = Tiles(16, 128), rows <= 16
     qkv = Tiles(32, 128, stages=5) if few else Tiles(64, 128)
     o = Tiles(16, 128, parts=2, warps=2, stages=5) if rows <= 8 else Tiles(64, 128, splits=4)
@@ -1052,7 +1052,7 @@ def backbone_plan(rows: int) -> Plan:
 
 
 def chunk_plan(rows: int) -> Plan:
-    """Many positions a sequence; measured there too."""
+    """Many positions a sequence; tuned there too."""
     if rows <= 16:
         return backbone_plan(rows)
     many, head = rows > 64, Tiles(16, 128)

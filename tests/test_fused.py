@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+# justified: without Triton there is no kernel to compare; the twins are compared with it in an interpreter or on a GPU
 pytest.importorskip("triton", reason="the kernels need Triton, which comes with PyTorch's CUDA build")
 
 from engine import fused, fused_codec
@@ -358,6 +359,7 @@ def codec() -> None:
     note("depthwise", out, twin.depthwise(x.double(), w.double(), b.double(), s.double(), o.double(), 3))
 
 
+# justified: kernels run on a GPU, or anywhere in the interpreter, which is to be chosen before Triton is imported
 @pytest.mark.skipif(
     not (INTERPRETED or torch.cuda.is_available()), reason="no CUDA device, and TRITON_INTERPRET is not 1"
 )
