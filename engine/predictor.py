@@ -285,10 +285,11 @@ class PlaybackClock:
         return self.at > -inf
 
     def move(self, position: float, at: float, running: bool, jitter: float) -> None:
-        """The listener says where it stands. Older news than the last is ignored."""
-        if at < self.at:
+        """The listener says where it stands. Older news than the last, and what is no instant, is ignored; a jitter
+        that is no number above 0 is none."""
+        if not self.at <= at < inf:  # also false for NaN, which would poison every slack
             return
-        self.at, self.jitter = at, min(jitter, MAX_JITTER)
+        self.at, self.jitter = at, min(jitter, MAX_JITTER) if jitter > 0 else 0.0
         self.still = None if running else position
         if running:
             self.origin = at - position

@@ -30,6 +30,8 @@ from engine.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 SNAPSHOT_SECONDS = 1.0
+LONGEST_WAIT = 3600.0
+"""Seconds after which the loop looks again, whatever a listener's clock says: what waits has no longer timeouts."""
 
 
 class Inbox:
@@ -65,7 +67,7 @@ class Inbox:
         """Returns when an event is there, the inbox is closed, or the clock reaches `until`."""
         self._idle()
         with self._changed:
-            timeout = None if until is None else max(0.0, until - self._clock.now())
+            timeout = None if until is None else min(max(0.0, until - self._clock.now()), LONGEST_WAIT)
             self._changed.wait_for(lambda: bool(self._events) or self._closed, timeout)
 
 

@@ -364,3 +364,13 @@ class TestPlayback:
         assert second.deadline(10.2) == pytest.approx(11.5)
         first.clock.move(0.2, at=11.0, running=True, jitter=0.0)  # the listener is late, in the first
         assert second.deadline(11.0) == pytest.approx(12.3)
+
+
+@pytest.mark.parametrize(
+    ("at", "jitter"), [(float("nan"), 0.0), (float("inf"), 0.0), (101.0, float("nan")), (101.0, -1.0)]
+)
+def test_a_playhead_without_sense_poisons_no_deadline(at: float, jitter: float) -> None:
+    playback = Playback(PlaybackClock(), 0.0, 2.0)
+    playback.clock.deliver(0.0, 100.0)
+    playback.clock.move(1.0, at, True, jitter)
+    assert playback.left(101.0) == pytest.approx(1.0)
