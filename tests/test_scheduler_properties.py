@@ -194,8 +194,10 @@ class Answering(Scheduler):
             case Submit():
                 self.answers[event.request_id] = outputs
             case Cancel():
-                assert [type(output) for output in outputs] in ([], [Finished])
-                assert all(output.request_id == event.request_id for output in outputs)
+                assert not outputs or (type(outputs[0]), outputs[0].request_id) == (Finished, event.request_id)
+                for told in outputs[1:]:  # what would have continued it is a new caller now, and is told so
+                    assert isinstance(told, Queued | Failed)
+                    self.answers[told.request_id] = [told]
             case _:
                 assert not outputs
         return outputs
