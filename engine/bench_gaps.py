@@ -18,11 +18,13 @@ from engine import bench
 from engine import simulate as command
 from engine.contest import Figures, Race, counted, figures, unrefusing
 from engine.core import Limits, ModelSpec, Request
+from engine.costs import ProfileCosts
 from engine.live import Live
 from engine.messages import RuntimeConfig
+from engine.metrics import Count
 from engine.profile import Profile
 from engine.runtime import Runtime
-from engine.simulator import ProfileCosts, simulate
+from engine.simulator import Simulation, simulate
 from engine.traffic import Utterance, poisson
 
 CHARS_PER_SECOND = 18.0
@@ -55,6 +57,9 @@ class Comparison:
     trace: tuple[Utterance, ...]
     real: Figures
     simulated: Figures
+    real_overruns: float
+    """Share of steps that took longer than was predicted."""
+    simulated_overruns: float
 
     def to_dict(self) -> dict[str, object]:
         """JSON data, without the trace."""
@@ -64,6 +69,8 @@ class Comparison:
             "real": _rounded(self.real),
             "simulated": _rounded(self.simulated),
             "simulated_over_real": self.ratios(),
+            "real_overruns": round(self.real_overruns, 4),
+            "simulated_overruns": round(self.simulated_overruns, 4),
         }
 
     def ratios(self) -> dict[str, float | None]:
@@ -89,6 +96,14 @@ def script(requests: int, load: float, seed: int, spec: ModelSpec) -> list[Utter
     short = [replace(said, frames=min(said.frames, most)) for said in whole]
     share = sum(said.frames for said in short) / sum(said.frames for said in whole)
     return [replace(said, at=said.at * share) for said in short]
+
+
+def rated_load(profile: Profile) -> float:
+    """The load that is played where none was asked for. Raises ValueError if the profile holds none."""
+    if profile.rated_load is None:
+        how = "give --load, or have simulate --sweep --store find one"
+        raise ValueError(f"expected a profile with a rated load, {profile.name!r} holds none: {how}")
+    return profile.rated_load
 
 
 def text(number: int, chars: int) -> str:
@@ -129,12 +144,7 @@ def compare(
     ValueError for a profile without a stage."""
     known, drawn = profile.halves(seed)
     costs = ProfileCosts(drawn, seed)
-    warm_up(runtime)
-    with progress(console) as bar:
-        task = bar.add_task("speaking", total=len(callers))
-        live = Live(runtime, callers, asked(callers, runtime.spec), lambda: bar.advance(task))
-        happened = live.run()
-    trace = tuple(live.trace())
+    happened, trace = played(runtime, callers, console)
     limits = unrefusing(runtime.limits, runtime.spec)
     simulated = simulate(
         trace, costs, spec=runtime.spec, limits=limits, profile=known, policy=policy, overhead=profile.overhead
@@ -142,7 +152,25 @@ def compare(
     race = Race(policy, seed=seed, requests=len(trace), trace=trace)
     real, unreal = (figures([counted(race, run)]) for run in (happened, simulated))
     most = max(said.frames for said in trace) * runtime.spec.frame_seconds
-    return Comparison(policy, profile.name, round(most, 2), offered(trace, runtime.spec), trace, real, unreal)
+    load, shares = offered(trace, runtime.spec), map(overruns, (happened, simulated))
+    return Comparison(policy, profile.name, round(most, 2), load, trace, real, unreal, *shares)
+
+
+def played(
+    runtime: Runtime, callers: Sequence[Utterance], console: Console
+) -> tuple[Simulation, tuple[Utterance, ...]]:
+    """What happened, and the callers as they really came."""
+    warm_up(runtime)
+    with progress(console) as bar:
+        task = bar.add_task("speaking", total=len(callers))
+        live = Live(runtime, callers, asked(callers, runtime.spec), lambda: bar.advance(task))
+        happened = live.run()
+    return happened, tuple(live.trace())
+
+
+def overruns(run: Simulation) -> float:
+    """Share of its steps that took longer than was predicted."""
+    return run.metrics[Count.OVERRUNS] / run.metrics[Count.STEPS]
 
 
 def warm_up(runtime: Runtime) -> None:
@@ -168,6 +196,8 @@ def table(comparison: Comparison) -> Table:
     """The two, a row each, in the columns of simulate's table."""
     callers = f"{comparison.load:.2f} streams at once, of up to {comparison.longest_seconds:.1f} s"
     title = f"{comparison.policy}, {callers}; ms"
-    out = command.table({"real": comparison.real, "simulated": comparison.simulated}, title)
+    over = f"{comparison.real_overruns:.1%}; simulated {comparison.simulated_overruns:.1%}"
+    caption = f"Steps that took longer than was predicted: {over}."
+    out = command.table({"real": comparison.real, "simulated": comparison.simulated}, title, caption)
     out.columns[0].header = ""
     return out

@@ -26,12 +26,14 @@ from rich.table import Table
 from engine import estimate, loop
 from engine.clock import Clock, MonotonicClock
 from engine.core import Chunk, End, Failed, Limits, Output, Step, StepResult
+from engine.costs import ProfileCosts
+from engine.listener import Listener
 from engine.metrics import QUANTILES, quantile
 from engine.predictor import Predictor
 from engine.profile import Profile
 from engine.room import MOST, Room
 from engine.scheduler import Scheduler
-from engine.simulator import FakeClock, Listener, ProfileCosts, ScriptedInbox, TimedExecutor
+from engine.simulator import FakeClock, ScriptedInbox, TimedExecutor
 from engine.traffic import SPEC, poisson
 
 PLAYABLE = 48
@@ -107,7 +109,7 @@ class TimedScheduler(Scheduler):
         step = self._watch.time(super().plan, now)
         self._planned = self._watch.seconds
         if step is not None:
-            self.crowds.append((len(self._admitted), len(self._queue)))
+            self.crowds.append((len(self._admitted), len(self._entrance.streams)))
         return step
 
     def commit(self, step: Step, result: StepResult, now: float) -> list[Output]:
@@ -180,12 +182,14 @@ class Crowd:
 @contextmanager
 def settled() -> Iterator[None]:
     """The garbage collector as the engine has it: what is there already is not looked at again."""
+    frozen = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen:  # else an engine of this process has its own there
+            gc.unfreeze()
 
 
 def planning(streams: int, steps: int, profile: Profile, clock: Clock, admission: bool = False) -> Planning:

@@ -105,24 +105,11 @@ def script(
     """What the scheduler would plan for these prompts, a slot each, were there nobody else: up to sampling.max_frames,
     in chunks that grow; fewer frames if asked to."""
     rows = [Row(-1 - i, (1 + i,)) for i in range(len(prompts))]
-
-    def step(stage: Stage, start: int, count: int = 1) -> Step:
-        return Step(stage, tuple(replace(row, start=start, count=count) for row in rows))
-
     pairs = list(zip(rows, prompts, strict=True))
     pages = max(pages_needed(prompt, sampling, limits) for prompt in prompts)
     yield Step(Stage.TEXT, tuple(admitted(row, prompt, sampling, pages) for row, prompt in pairs))
     yield from prefill(pairs, limits.max_prefill_tokens)
-    first = 0
-    for wanted in chunking.LADDER:
-        size = min(wanted, sampling.max_frames - first)
-        if size == 0:
-            return
-        for frame in range(first, first + min(size, frames_a_chunk)):
-            yield step(Stage.DEPTH, frame)
-            yield step(Stage.DECODE, frame)
-        yield step(Stage.CODEC, first, size)
-        first += size
+    yield from speech(rows, sampling.max_frames, frames_a_chunk)
 
 
 def prefill(pairs: Sequence[tuple[Row, Prompt]], most: int) -> Iterator[Step]:
@@ -131,6 +118,24 @@ def prefill(pairs: Sequence[tuple[Row, Prompt]], most: int) -> Iterator[Step]:
         parts = [(row, prompt.length, min(most, prompt.length - start)) for row, prompt in pairs]
         rows = [replace(row, start=start, count=n, final=start + n == length) for row, length, n in parts if n > 0]
         yield Step(Stage.PREFILL, tuple(rows))
+
+
+def speech(rows: Sequence[Row], max_frames: int, frames_a_chunk: int) -> Iterator[Step]:
+    """All rows' frames in chunks that grow."""
+
+    def step(stage: Stage, start: int, count: int = 1) -> Step:
+        return Step(stage, tuple(replace(row, start=start, count=count) for row in rows))
+
+    first = 0
+    for wanted in chunking.LADDER:
+        size = min(wanted, max_frames - first)
+        if size == 0:
+            return
+        for frame in range(first, first + min(size, frames_a_chunk)):
+            yield step(Stage.DEPTH, frame)
+            yield step(Stage.DECODE, frame)
+        yield step(Stage.CODEC, first, size)
+        first += size
 
 
 def pages_needed(prompt: Prompt, sampling: SamplingParams, limits: Limits) -> int:
@@ -164,16 +169,18 @@ def calibrate(model: Model, executor: Executor, limits: Limits, runs: int, conso
 
 
 class Calibration:
-    """Collects the seconds that steps take."""
+    """Collects the seconds that steps take, and in which order they ran."""
 
     def __init__(self, spec: ModelSpec, executor: Executor, limits: Limits, reader: Connection, clock: Clock) -> None:
         self._spec, self._executor, self._limits, self._reader, self._clock = spec, executor, limits, reader, clock
         self._costs: dict[CostKey, list[float]] = {}
+        self._order: list[CostKey] = []
 
     @property
     def profile(self) -> Profile:
         samples = {key: tuple(seconds) for key, seconds in sorted(self._costs.items())}
-        return Profile(self._spec.name, samples, dict.fromkeys(samples, "measured"), self._limits)
+        sources = dict.fromkeys(samples, "measured")
+        return Profile(self._spec.name, samples, sources, self._limits, order=tuple(self._order))
 
     def round(self, batch: int, number: int) -> None:
         """Prompts of all lengths with their first chunk; one of them, by number, goes on with the others."""
@@ -203,6 +210,8 @@ class Calibration:
         started = self._clock.now()
         result = self._executor.run(step)
         elapsed = self._clock.now() - started
-        self._costs.setdefault((step.stage, step.batch, step.length), []).append(max(1e-6, round(elapsed, 6)))
+        key = step.stage, step.batch, step.length
+        self._costs.setdefault(key, []).append(max(1e-6, round(elapsed, 6)))
+        self._order.append(key)
         for row, pcm, codes in zip(step.rows, result.pcm, result.codes, strict=False):  # only codec steps have audio
             self._reader.send(Chunk(row.request_id, 0, row.start, pcm, codes, 0.0))

@@ -19,17 +19,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from math import inf
 from statistics import fmean, median
 
 from engine.chunking import LADDER
 from engine.contest import Figures, Race, Result, figures
-from engine.core import Stage, num_sequences
+from engine.core import Limits, Stage, num_sequences
+from engine.costs import ProfileCosts
 from engine.metrics import quantile
 from engine.policies import PREDICTOR, newest_first
 from engine.profile import Profile
-from engine.simulator import LIMITS, ProfileCosts
+from engine.simulator import LIMITS
 from engine.traffic import SPEC, Utterance
 
 GRID = 1.05
@@ -56,25 +57,24 @@ def bound(profile: Profile, script: Sequence[Utterance]) -> float:
     """The highest mean number of streams that a device with the profile's mean costs could sustain for these callers:
     text and prompts included, every step in full batches and every chunk the largest (or smaller ones, where a request
     costs less in them)."""
-    costs, limits = ProfileCosts(profile), profile.limits or LIMITS
-
-    @cache
-    def share(stage: Stage, guided: bool, length: int = 1) -> float:
-        """Seconds of the cheapest step for each of its requests."""
-        batches = range(1, limits.max_batch[stage] + 1)
-        return min(
-            fmean(costs.samples(stage, num_sequences(stage, batch, guided), length)) / batch for batch in batches
-        )
+    limits = profile.limits or LIMITS
+    share = cache(partial(cheapest, ProfileCosts(profile), limits))
+    codec = min(share(Stage.CODEC, False, size) / size for size in LADDER)
 
     def seconds(said: Utterance) -> float:
         guided, parts = said.rows > 1, range(0, said.text_tokens, limits.max_prefill_tokens)
         prompt = [min(limits.max_prefill_tokens, said.text_tokens - start) for start in parts]
-        frame = share(Stage.DECODE, guided) + share(Stage.DEPTH, guided) + codec
+        frame = share(Stage.DECODE, guided, 1) + share(Stage.DEPTH, guided, 1) + codec
         text = share(Stage.TEXT, guided, said.text_tokens * said.rows)
         return text + sum(share(Stage.PREFILL, guided, length) for length in prompt) + said.frames * frame
 
-    codec = min(share(Stage.CODEC, False, size) / size for size in LADDER)
     return sum(said.frames for said in script) * SPEC.frame_seconds / sum(map(seconds, script))
+
+
+def cheapest(costs: ProfileCosts, limits: Limits, stage: Stage, guided: bool, length: int) -> float:
+    """Seconds for each request, in a step of as many as make that least."""
+    batches = range(1, limits.max_batch[stage] + 1)
+    return min(fmean(costs.samples(stage, num_sequences(stage, batch, guided), length)) / batch for batch in batches)
 
 
 def load_at(bound: float, steps: float) -> float:
@@ -154,6 +154,11 @@ class Sweep:
     """By policy; first audio takes at most five times as long as the Predictor's, unloaded."""
     own: Mapping[str, Capacity]
     """By policy; first audio takes at most five times as long as the policy's own, unloaded."""
+
+    @property
+    def rated_load(self) -> float | None:
+        """The Predictor's capacity, which is the same under both limits; None if it took no part, or bears nothing."""
+        return (self.common[PREDICTOR].median or None) if PREDICTOR in self.common else None
 
 
 def sweep(policies: Sequence[str], seeds: Sequence[int], base: Race, bound: float, runner: Runner) -> Sweep:

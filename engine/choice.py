@@ -22,6 +22,7 @@ from engine.core import Limits, Stage, num_sequences
 from engine.policy import Candidate, Decision
 from engine.predictor import Pace, Predictor
 
+CODEC = Stage.CODEC
 STAGE_BEFORE = {Stage.DEPTH: Stage.DECODE, Stage.DECODE: Stage.CODEC}
 SAVING = 0.1
 """Share of the time of two separate steps that a shared one must save: it lasts longer than either, and whoever comes
@@ -56,8 +57,9 @@ class Choice:
     pace: Pace
 
     def decide(self, candidates: Sequence[Candidate]) -> Decision:
-        starting = [c for c in candidates if c.slack == -inf]
-        playing = sorted((c for c in candidates if c.slack > -inf), key=attrgetter("slack"))
+        everyone = sorted(candidates, key=attrgetter("slack"))
+        playing = everyone if everyone[0].slack > -inf else [c for c in everyone if c.slack > -inf]
+        starting = everyone[: len(everyone) - len(playing)]
         if not starting:
             leader = self._first(playing)
             batch = self._batch(leader, playing)
@@ -94,16 +96,16 @@ class Choice:
     def _batch(self, leader: Candidate, everyone: Sequence[Candidate]) -> list[Candidate]:
         """The leader and those who join it."""
         stage, length, guided = leader.stage, leader.count, leader.stream.guided
-        usual = length, guided
+        usual, most, longest_step = (length, guided), self.limits.max_batch[stage], self.limits.max_step_seconds
         batch, mates = [leader], [c for c in everyone if c.stage is stage and c is not leader and c.joins(leader)]
         alone = cost = self._alone(leader)
         time, rest = (self._time(leader, alone, everyone), self._rest(leader)) if mates else (0.0, 0.0)
         for mate in mates:
-            if len(batch) == self.limits.max_batch[stage]:
+            if len(batch) == most:
                 break
             longest, paired = max(length, mate.count), guided or mate.stream.guided
             together = self._cost(stage, len(batch) + 1, paired, longest)
-            fits = together <= self.limits.max_step_seconds and (together <= time or -inf < mate.slack < alone)
+            fits = together <= longest_step and (together <= time or -inf < mate.slack < alone)
             spared = mate.slack == -inf and together - cost <= rest
             own = alone if (mate.count, mate.stream.guided) == usual else self._alone(mate)
             if fits and (spared or _pays(together, cost + own)):
@@ -127,10 +129,11 @@ class Choice:
     def _time(self, leader: Candidate, cost: float, everyone: Sequence[Candidate]) -> float:
         """Seconds that the leader's step may take without breaking a deadline that would hold if it went alone. Who
         joins has slack that allows for this step."""
-        stage, least = leader.stage, inf
-        usual = max(cost, self.pace.turn(stage, leader.count))
+        stage, length, least = leader.stage, leader.count, inf
+        usual, alike = max(cost, self.pace.turn(stage, length)), stage is not CODEC
         for c in everyone:
-            time = c.slack + usual if c.stage is stage and not c.optional and c.joins(leader) else c.slack
+            joins = c.stage is stage and (alike or c.count == length)  # Candidate.joins, without its call
+            time = c.slack + usual if joins and not c.optional else c.slack
             if cost < time < least:
                 least = time
         return least

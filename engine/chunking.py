@@ -53,6 +53,11 @@ def sendable(pending: int, wanted: int, time_left: float, frame: float, codec: M
     return size
 
 
+def whole(pending: int, wanted: int, time_left: float, frame: float, codec: Mapping[int, float]) -> int:
+    """The same for whoever sends no chunk in part, however late it is."""
+    return wanted if pending >= wanted else 0
+
+
 def expected(pending: int, wanted: int, time_left: float, frame: float, codec: Mapping[int, float]) -> int:
     """The size that the next chunk will have: the largest up to `wanted` that fits into time_left, at least 1."""
     sizes = (size for size in reversed(LADDER) if size <= wanted)

@@ -14,11 +14,12 @@ from math import ceil, exp, inf, log
 from random import Random
 
 from engine.core import Failed, Limits, ModelSpec
+from engine.costs import ProfileCosts
 from engine.metrics import QUANTILES, quantile
 from engine.policies import PREDICTOR
 from engine.policy import Explain
 from engine.profile import Profile
-from engine.simulator import LIMITS, ProfileCosts, Simulation, simulate
+from engine.simulator import LIMITS, Simulation, simulate
 from engine.traffic import SPEC, Moods, Utterance, moody, poisson
 
 SPEEDS = (0.8, 1.25)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from engine.simulator import Listener
+from engine.listener import Listener
 
 Span = tuple[float, float]
 """Two instants."""

@@ -16,8 +16,9 @@ from typing import Protocol
 
 from engine.clock import Clock, MonotonicClock
 from engine.core import Cancel, Chunk, End, Event, Failed, FinishReason, ModelSpec, Output, Playhead, Request
+from engine.listener import Listener, listeners
 from engine.metrics import Count
-from engine.simulator import Listener, Simulation
+from engine.simulator import Simulation
 from engine.traffic import Utterance
 
 SOON = 0.1
@@ -99,10 +100,7 @@ class Live:
         self._start = 0.0
         self._before: Mapping[str, float] = {}
         self._ends: list[tuple[float, Output]] = []
-        self.listeners: list[Listener] = []
-        for number, said in enumerate(script):
-            before = None if said.follows is None else self.listeners[said.follows]
-            self.listeners.append(Listener(number, said, before))
+        self.listeners = listeners(script)
 
     def run(self) -> Simulation:
         """What happened; of the outputs, the ends. Returns when every utterance is over. Raises RuntimeError when one

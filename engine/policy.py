@@ -6,17 +6,22 @@ engine.policies are emulations of others, for comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from types import MappingProxyType
 from typing import Protocol
 
 from engine.core import Stage
 from engine.predictor import Pace
 from engine.stream import Stream
 
+CODEC = Stage.CODEC
 SHOWN = 8
-"""Candidates that an explanation names."""
+"""Candidates, and streams that wait, that an explanation names."""
+
+Waits = tuple[Stream, str]
+"""One who is not among the candidates, and why."""
 
 
 @dataclass(slots=True)
@@ -35,7 +40,7 @@ class Candidate:
 
     def joins(self, leader: Candidate) -> bool:
         """Whether one step can serve both: one stage, and chunks of one size."""
-        return self.stage is leader.stage and (self.stage is not Stage.CODEC or self.count == leader.count)
+        return self.stage is leader.stage and (self.stage is not CODEC or self.count == leader.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +76,41 @@ class Policy(Protocol):
 
 Explain = Callable[[str], None]
 """Takes one line for each decision."""
+NO_GOALS: Mapping[int, int] = MappingProxyType({})
 
 
-def explained(decision: Decision, candidates: Sequence[Candidate], now: float) -> str:
-    """The choice, why, and what else could have run, by slack."""
+def explained(
+    decision: Decision,
+    candidates: Sequence[Candidate],
+    now: float,
+    waits: Sequence[Waits] = (),
+    goals: Mapping[int, int] = NO_GOALS,
+) -> str:
+    """The choice, why, what else could have run, by slack, and who could not. `goals`: how many frames a chunk should
+    have that is sent in part, by request."""
     if decision.rows:
         leader, size = decision.rows[0], len(decision.rows)
-        frames = f" x{leader.count}" if leader.stage is Stage.CODEC else ""
-        what = f"{leader.stage}{frames} for {_names(decision.rows)} ({size} of {len(candidates)})"
+        frames = f" x{leader.count}" if leader.stage is CODEC else ""
+        what = f"{leader.stage}{frames} for {_names(decision.rows, goals)} ({size} of {len(candidates)})"
     else:
-        what = f"nothing until {decision.wait_until:.4f}"
+        until = f"until {decision.wait_until:.4f}" if decision.wait_until < inf else "before the next event"
+        what = f"nothing {until}"
     chosen = {id(row) for row in decision.rows}
     others = sorted((c for c in candidates if id(c) not in chosen), key=lambda c: c.slack)
-    return f"{now:.4f} {what}: {decision.why}; not {_names(others) or 'anybody'}"
+    line = f"{now:.4f} {what}: {decision.why}; not {_names(others, goals) or 'anybody'}"
+    return f"{line}; waiting {_list([f'{s.request_id}: {why}' for s, why in waits])}" if waits else line
 
 
-def _names(candidates: Sequence[Candidate]) -> str:
-    shown = ", ".join(_named(candidate) for candidate in candidates[:SHOWN])
-    return shown + (f" and {len(candidates) - SHOWN} more" if len(candidates) > SHOWN else "")
+def _names(candidates: Sequence[Candidate], goals: Mapping[int, int]) -> str:
+    return _list([_named(candidate, goals) for candidate in candidates])
 
 
-def _named(candidate: Candidate) -> str:
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def _named(candidate: Candidate, goals: Mapping[int, int]) -> str:
+    number = candidate.stream.request_id
     slack = "new" if candidate.slack == -inf else f"{1000 * candidate.slack:.0f} ms"
-    return f"{candidate.stream.request_id}:{candidate.stage}[{slack}]"
+    partial = f", no time for {goals[number]}" if number in goals else ""
+    return f"{number}:{candidate.stage}[{slack}{partial}]"

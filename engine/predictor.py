@@ -1,4 +1,4 @@
-"""Predicts what a step costs and when a listener runs out of audio. It does not know streams and chooses nothing.
+"""Predicts what a step costs. It does not know streams, nor when anything has to be done, and chooses nothing.
 
 Costs are known in layers, each correcting the one below: the built-in prior (an affine guess), a profile of measured
 steps, the steps seen lately. A layer interpolates between the batch sizes that it knows and scales what is below by
@@ -12,9 +12,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from math import ceil, inf
+from math import ceil
 from types import MappingProxyType
 
 from engine.chunking import LADDER, largest
@@ -26,8 +26,6 @@ QUANTILE = 0.9
 OVERRUN_QUANTILE = 0.998
 """Of the time that steps took beyond what was predicted: the margin of every deadline, since one such step may come
 between a decision and its end."""
-MAX_JITTER = 0.2
-"""Seconds of delivery jitter that are allowed for, however much a listener reports: an allowance is urgency."""
 WINDOW = 32
 """Recent steps kept for one stage, length bucket and batch size."""
 FORGET_AFTER = 500
@@ -112,10 +110,12 @@ class Layer:
         self._costs: dict[Stage, dict[tuple[int, int], float]] = {stage: {} for stage in Stage}
         """Those asked for since the stage last changed."""
 
-    def set(self, stage: Stage, batch: int, length: int, ratio: float) -> None:
-        """At this point costs are `ratio` times what is below."""
-        if self._curves[stage].setdefault(bucket(length), Curve()).set(batch, ratio):
+    def set(self, stage: Stage, batch: int, length: int, ratio: float) -> bool:
+        """At this point costs are `ratio` times what is below. Whether that is news."""
+        news = self._curves[stage].setdefault(bucket(length), Curve()).set(batch, ratio)
+        if news:
             self._costs[stage].clear()
+        return news
 
     def remove(self, stage: Stage, batch: int, length: int) -> None:
         curves = self._curves[stage]
@@ -196,6 +196,10 @@ class Predictor:
         self._recent: dict[Stage, dict[tuple[int, int], Recent]] = {stage: {} for stage in Stage}
         self._steps = dict.fromkeys(Stage, 0)
         self._overruns = Window()
+        self._paces: dict[tuple[int, bool], Pace] = {}
+        """Those asked for since a cost last changed, of these limits; and their chunks, since the codec's did."""
+        self._chunks: dict[int, tuple[dict[int, float], int]] = {}
+        self._limits: Limits | None = None
         for (stage, batch, length), seconds in (profile.samples if profile else {}).items():
             below, ordered = prior(stage, batch, length), sorted(seconds)
             self._profile.set(stage, batch, length, upper(ordered) / below)
@@ -233,119 +237,52 @@ class Predictor:
         recent[key] = point  # last again: the dict stays in order of last use
         point.seen_at = self._steps[stage] = self._steps[stage] + 1
         high, mean = point.add(max(elapsed, 1e-9) / below)
-        self._live.set(stage, batch, length, high)
+        if self._live.set(stage, batch, length, high):
+            self._changed(stage)
         self._live_mean.set(stage, batch, length, mean * below / self._profile_mean.cost(stage, batch, length))
         self._forget(stage)
 
     def pace(self, streams: int, limits: Limits, guided: bool = False) -> Pace:
         """What a frame and a chunk cost each of `streams` streams that take turns in the largest batches allowed."""
+        if limits is not self._limits:
+            self._limits = limits
+            self._changed(Stage.CODEC)
+        known, margin = self._paces.get((streams, guided)), self.margin
+        if known is None or known.margin != margin:
+            decode, depth = (self._turn(stage, streams, limits, guided) for stage in (Stage.DECODE, Stage.DEPTH))
+            known = Pace(decode, depth, *self._chunk_costs(streams, limits), margin)
+            self._paces[streams, guided] = known
+        return known
 
-        def turn(stage: Stage, length: int = 1) -> float:
-            rows = min(streams, limits.max_batch[stage])
-            while (seconds := cost(stage, rows, length)) > limits.max_step_seconds and rows > 1:
-                rows //= 2
-            return ceil(streams / rows) * seconds
+    def _chunk_costs(self, streams: int, limits: Limits) -> tuple[dict[int, float], int]:
+        """Pace.codec and Pace.largest."""
+        known = self._chunks.get(streams)
+        if known is None:
+            codec = {size: self._turn(Stage.CODEC, streams, limits, False, size) for size in LADDER}
+            alone = {size: self.cost(Stage.CODEC, 1, size) for size in LADDER}
+            known = self._chunks[streams] = codec, largest(alone, limits.max_step_seconds)
+        return known
 
-        def cost(stage: Stage, rows: int, length: int) -> float:
-            return self.cost(stage, num_sequences(stage, rows, guided), length)
+    def _turn(self, stage: Stage, streams: int, limits: Limits, guided: bool, length: int = 1) -> float:
+        """Seconds until all had their turn, in the largest batches that no step takes too long for."""
+        rows = min(streams, limits.max_batch[stage])
+        while (seconds := self.cost(stage, num_sequences(stage, rows, guided), length)) > limits.max_step_seconds:
+            if rows == 1:
+                break
+            rows //= 2
+        return ceil(streams / rows) * seconds
 
-        codec = {size: turn(Stage.CODEC, size) for size in LADDER}
-        alone = {size: self.cost(Stage.CODEC, 1, size) for size in LADDER}
-        most = largest(alone, limits.max_step_seconds)
-        return Pace(turn(Stage.DECODE), turn(Stage.DEPTH), codec, most, self.margin)
+    def _changed(self, stage: Stage) -> None:
+        """That stage's costs have changed."""
+        self._paces.clear()
+        if stage is Stage.CODEC:
+            self._chunks.clear()
 
     def _forget(self, stage: Stage) -> None:
         recent = self._recent[stage]
         oldest = next(iter(recent))
         if recent[oldest].seen_at < self._steps[stage] - FORGET_AFTER:
             del recent[oldest]
+            self._changed(stage)
             self._live.remove(stage, *oldest)
             self._live_mean.remove(stage, *oldest)
-
-
-@dataclass(slots=True)
-class PlaybackClock:
-    """Where one listener stands in all that one reply says; positions are seconds of audio since its beginning.
-
-    Without word from the listener it is taken to run from the first delivery on, and to stand still only where there
-    is nothing to play. Playhead events put it right.
-    """
-
-    origin: float | None = None
-    """While it runs: the instant at which position 0 was played, had there been no pause. None: nothing delivered."""
-    still: float | None = None
-    """The position at which it stands still."""
-    at: float = -inf
-    """When the listener last said where it stands."""
-    jitter: float = 0.0
-
-    @property
-    def known(self) -> bool:
-        """Whether the listener ever said where it stands."""
-        return self.at > -inf
-
-    def move(self, position: float, at: float, running: bool, jitter: float) -> None:
-        """The listener says where it stands. Older news than the last, and what is no instant, is ignored; a jitter
-        that is no number above 0 is none."""
-        if not self.at <= at < inf:  # also false for NaN, which would poison every slack
-            return
-        self.at, self.jitter = at, min(jitter, MAX_JITTER) if jitter > 0 else 0.0
-        self.still = None if running else position
-        if running:
-            self.origin = at - position
-
-    def deliver(self, position: float, now: float) -> None:
-        """Audio from `position` on arrives; a clock that had already come there has been waiting for it."""
-        if self.still is None and (self.origin is None or self.origin + position < now):
-            self.origin = now - position
-
-    def reaches(self, position: float, now: float) -> float:
-        """The instant at which the listener is at `position`: the deadline of what comes next. It moves along with
-        `now` while the clock stands still; whoever stands still at `position` itself has starved since saying so."""
-        if self.still is not None:
-            return now + position - self.still if position > self.still else min(now, self.at)
-        return now if self.origin is None else self.origin + position
-
-    def nears(self, position: float, lead: float) -> float:
-        """The instant at which the listener is `lead` before `position`; infinite if it stands still farther away, long
-        past if it never said where it is."""
-        if not self.known:
-            return -inf
-        if self.still is not None:
-            return inf if position - self.still > lead else -inf
-        return -inf if self.origin is None else self.origin + position - lead
-
-
-@dataclass(slots=True)
-class Playback:
-    """One utterance's place on its listener's clock: what was delivered of it begins at `offset`."""
-
-    clock: PlaybackClock = field(default_factory=PlaybackClock)
-    offset: float = 0.0
-    delivered: float = 0.0
-    """Seconds of audio."""
-
-    @property
-    def end(self) -> float:
-        return self.offset + self.delivered
-
-    @property
-    def paused(self) -> bool:
-        """The listener stands still before the end of what was delivered."""
-        return self.clock.still is not None and self.clock.still < self.end
-
-    def deliver(self, seconds: float, now: float) -> None:
-        self.clock.deliver(self.end, now)
-        self.delivered += seconds
-
-    def deadline(self, now: float) -> float:
-        """When all that was delivered has been played."""
-        return self.clock.reaches(self.end, now)
-
-    def left(self, now: float) -> float:
-        """Seconds in which the next chunk has to be out, to arrive in time."""
-        return self.clock.reaches(self.offset + self.delivered, now) - self.clock.jitter - now
-
-    def due_at(self, max_lead: float) -> float:
-        """When less than max_lead seconds of it are left to play, for a listener who says where it stands."""
-        return self.clock.nears(self.end, max_lead)

@@ -5,10 +5,15 @@ The one bridge from the device to the simulator, written by `calibrate`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import accumulate
 from math import inf
 from random import Random
+from reprlib import repr as short
+from sys import float_info
 from typing import Any
 
 from engine.core import Limits, Stage
@@ -17,6 +22,8 @@ CostKey = tuple[Stage, int, int]
 """Stage, sequences, length as Step has them."""
 LIMITS = ("num_slots", "num_pages", "page_size", "max_prefill_tokens")
 """Those that a profile keeps, beside max_batch."""
+LARGEST = float_info.max
+"""Seconds; an integer of JSON can be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,7 @@ class Profile:
 
     name: str
     samples: Mapping[CostKey, tuple[float, ...]]
+    """Of a shape, in the order in which they were taken."""
     sources: Mapping[CostKey, str] = field(default_factory=dict)
     """Whether they were measured or estimated."""
     limits: Limits | None = None
@@ -51,29 +59,26 @@ class Profile:
     load: float | None = None
     """Mean number of streams at once at which newest-first first has gaps (engine.contest)."""
     overhead: Overhead = NO_OVERHEAD
+    order: tuple[CostKey, ...] = ()
+    """The shape of each step, in the order in which they were measured, back to back; empty: nobody knows."""
+    rated_load: float | None = None
+    """Mean number of streams at once up to which the Predictor leaves no gap: its capacity (engine.capacity)."""
+
+    @property
+    def timeline(self) -> list[tuple[CostKey, float]]:
+        """The steps in their order, each with its seconds."""
+        left = {key: iter(seconds) for key, seconds in self.samples.items()}
+        return [(key, next(left[key])) for key in self.order]
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Profile:
         """From {"voice", "costs": [{"stage", "batch", "length", "source", "seconds": [...]}, ...], "limits", "load",
-        "overhead"}, other keys are ignored. Raises ValueError."""
-        samples: dict[CostKey, tuple[float, ...]] = {}
-        sources: dict[CostKey, str] = {}
+        "rated_load", "overhead", "order": indices into the costs}; other keys are ignored. Raises ValueError, which
+        names the field, what was expected there, and what came."""
         try:
-            for cost in data["costs"]:
-                key = Stage(cost["stage"]), int(cost["batch"]), int(cost["length"])
-                samples[key] = tuple(float(seconds) for seconds in cost["seconds"])
-                sources[key] = str(cost.get("source", "measured"))
-            name, limits = str(data["voice"]), _limits(data.get("limits"))
-            load = None if data.get("load") is None else float(data["load"])
-            overhead = Overhead(**{name: float(seconds) for name, seconds in data.get("overhead", {}).items()})
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise ValueError(f"not a cost profile: {error!r}; write one with calibrate") from error
-        for key, seconds in samples.items():
-            if key[1] < 1 or key[2] < 0 or not seconds or not all(0 < value < inf for value in seconds):
-                raise ValueError(f"cost profile {name!r}, {key}: positive seconds expected, got {seconds}")
-        if load is not None and not 0 < load < inf:
-            raise ValueError(f"cost profile {name!r}: a positive load expected, got {load}")
-        return cls(name, samples, sources, limits, load, overhead)
+            return _profile(data)
+        except ValueError as error:
+            raise ValueError(f"not a cost profile: {error}; write one with calibrate") from error
 
     def to_dict(self) -> dict[str, Any]:
         """What from_dict reads."""
@@ -81,10 +86,12 @@ class Profile:
         if self.limits is not None:
             max_batch = {stage.value: most for stage, most in self.limits.max_batch.items()}
             data["limits"] = {name: getattr(self.limits, name) for name in LIMITS} | {"max_batch": max_batch}
-        if self.load is not None:
-            data["load"] = self.load
+        data |= {name: getattr(self, name) for name in ("load", "rated_load") if getattr(self, name) is not None}
         if self.overhead != NO_OVERHEAD:
             data["overhead"] = asdict(self.overhead)
+        if self.order:
+            index = {key: number for number, key in enumerate(self.samples)}
+            data["order"] = [index[key] for key in self.order]
         data["costs"] = [
             {
                 "stage": stage.value,
@@ -98,8 +105,13 @@ class Profile:
         return data
 
     def halves(self, seed: int) -> tuple[Profile, Profile]:
-        """Two profiles that share no sample (except where there is only one), so that what is fitted on one half can
-        be judged by the other."""
+        """Two profiles that share no sample, so that what is fitted on one half can be judged by the other. With an
+        order, the calibration is cut where half of its time had passed, and the seed says which half is the first: what
+        slowed the machine in one is unknown in the other. Without, samples are dealt out by the seed. A shape whose
+        samples would all be in one half has them in both."""
+        return self._cut(seed) if self.order else self._dealt(seed)
+
+    def _dealt(self, seed: int) -> tuple[Profile, Profile]:
         random, first, second = Random(seed), {}, {}
         for key, seconds in self.samples.items():
             shuffled = random.sample(seconds, len(seconds))
@@ -107,10 +119,127 @@ class Profile:
             first[key], second[key] = tuple(shuffled[:half] or shuffled), tuple(shuffled[half:])
         return replace(self, samples=first), replace(self, samples=second)
 
+    def _cut(self, seed: int) -> tuple[Profile, Profile]:
+        timeline = self.timeline
+        ends = list(accumulate(seconds for _, seconds in timeline))
+        cut = max(1, bisect_right(ends, ends[-1] / 2))
+        early, late = self._part(timeline[:cut]), self._part(timeline[cut:])
+        return (late, early) if seed % 2 else (early, late)
+
+    def _part(self, timeline: Sequence[tuple[CostKey, float]]) -> Profile:
+        """The samples of these steps, and all of the shapes that are not among them: its order leaves those out."""
+        own: dict[CostKey, list[float]] = {}
+        for key, seconds in timeline:
+            own.setdefault(key, []).append(seconds)
+        samples = {key: tuple(own.get(key, whole)) for key, whole in self.samples.items()}
+        return replace(self, samples=samples, order=tuple(key for key, _ in timeline))
+
+
+# ---- reading: a kind of value is what holds of it, and what it is called ----
+
+Kind = tuple[Callable[[Any], bool], str]
+
+
+def _number(value: Any, least: float = 0.0) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST
+
+
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
+def _whole(value: Any, least: int) -> bool:
+    return _number(value, least) and float(value).is_integer()
+
+
+OBJECT: Kind = (lambda value: isinstance(value, Mapping), "an object")
+LIST: Kind = (lambda value: isinstance(value, list), "a list")
+TEXT: Kind = (lambda value: isinstance(value, str), "text")
+STAGE: Kind = (lambda value: value in list(Stage), f"one of {', '.join(Stage)}")
+COUNT: Kind = (lambda value: _whole(value, 1), "a whole number from 1 on")
+LENGTH: Kind = (lambda value: _whole(value, 0), "a whole number from 0 on")
+POSITIVE: Kind = (_positive, "a number above 0")
+DURATION: Kind = (_number, "seconds from 0 on")
+SECONDS: Kind = (
+    lambda value: isinstance(value, list) and value != [] and all(map(_positive, value)),
+    "a list of seconds above 0, at least one",
+)
+
+
+def _checked(value: Any, kind: Kind, where: str) -> Any:
+    """The value. Raises ValueError if it is of another kind, as all below do."""
+    holds, what = kind
+    if not holds(value):
+        raise ValueError(f"{where}: expected {what}, got {short(value)}")
+    return value
+
+
+def _field(data: Mapping[str, Any], name: str, kind: Kind, where: str = "") -> Any:
+    if name not in data:
+        raise ValueError(f"{where}{name}: expected {kind[1]}, got nothing")
+    return _checked(data[name], kind, where + name)
+
+
+def _optional(data: Mapping[str, Any], name: str, kind: Kind, where: str = "") -> Any:
+    """None where there is none."""
+    return None if data.get(name) is None else _field(data, name, kind, where)
+
+
+def _profile(data: Any) -> Profile:
+    samples: dict[CostKey, tuple[float, ...]] = {}
+    sources: dict[CostKey, str] = {}
+    for number, cost in enumerate(_field(_checked(data, OBJECT, "data"), "costs", LIST)):
+        where = f"costs[{number}]"
+        key = _key(_checked(cost, OBJECT, where), f"{where}.")
+        if key in samples:
+            raise ValueError(f"{where}: expected each shape once, got {', '.join(map(str, key))} again")
+        samples[key] = tuple(map(float, _field(cost, "seconds", SECONDS, f"{where}.")))
+        sources[key] = _optional(cost, "source", TEXT, f"{where}.") or "measured"
+    return Profile(
+        _field(data, "voice", TEXT),
+        samples,
+        sources,
+        _limits(_optional(data, "limits", OBJECT)),
+        _optional(data, "load", POSITIVE),
+        _overhead(_optional(data, "overhead", OBJECT) or {}),
+        _order(_optional(data, "order", LIST), samples),
+        _optional(data, "rated_load", POSITIVE),
+    )
+
+
+def _key(cost: Mapping[str, Any], where: str) -> CostKey:
+    stage, batch = _field(cost, "stage", STAGE, where), _field(cost, "batch", COUNT, where)
+    return Stage(stage), int(batch), int(_field(cost, "length", LENGTH, where))
+
 
 def _limits(data: Mapping[str, Any] | None) -> Limits | None:
     if data is None:
         return None
-    num_slots, num_pages, page_size, max_prefill_tokens = (int(data[name]) for name in LIMITS)
-    max_batch = {Stage(name): int(most) for name, most in data["max_batch"].items()}
-    return Limits(num_slots, num_pages, page_size, max_prefill_tokens=max_prefill_tokens, max_batch=max_batch)
+    counts: dict[str, Any] = {name: int(_field(data, name, COUNT, "limits.")) for name in LIMITS}
+    most, where = _field(data, "max_batch", OBJECT, "limits."), "limits.max_batch"
+    max_batch = {Stage(_checked(name, STAGE, where)): int(_field(most, name, COUNT, f"{where}.")) for name in most}
+    return Limits(**counts, max_batch=max_batch)
+
+
+def _overhead(data: Mapping[str, Any]) -> Overhead:
+    names = [field.name for field in fields(Overhead)]
+    known: Kind = (lambda name: name in names, f"some of {', '.join(names)}")
+    return Overhead(**{_checked(name, known, "overhead"): _field(data, name, DURATION, "overhead.") for name in data})
+
+
+def _order(indices: Sequence[Any] | None, samples: Mapping[CostKey, Sequence[float]]) -> tuple[CostKey, ...]:
+    """With each cost as often as it has samples."""
+    if indices is None:
+        return ()
+    keys = list(samples)
+    index: Kind = (
+        lambda value: _whole(value, 0) and value < len(keys),
+        f"the number of one of the {len(keys)} costs, from 0 on",
+    )
+    order = tuple(keys[int(_checked(value, index, f"order[{i}]"))] for i, value in enumerate(indices))
+    times = Counter(order)
+    for number, (key, seconds) in enumerate(samples.items()):
+        if times[key] != len(seconds):
+            each = f"{number} as often as costs[{number}] has seconds, {len(seconds)} times"
+            raise ValueError(f"order: expected {each}, got it {times[key]} times")
+    return order

@@ -2,16 +2,19 @@
 
 A device has room while all who have a place on it, at the pace of their listeners and in the largest batches allowed,
 leave it some time. What streams have ahead of their listeners is not counted, it is their buffer against what was not
-foreseen: chunks are taken to be as small as those of streams that have just begun.
+foreseen: chunks are taken to be as small as those of streams that have just begun. One caller with guidance makes
+backbone and depth decoder run two sequences for each caller, since all share their steps; the codec runs one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 
-from engine.core import Limits, RequestStats, Stage
-from engine.predictor import Playback, Predictor
+from engine.core import Limits, RequestStats, Stage, num_sequences
+from engine.playback import Playback
+from engine.predictor import Predictor
 
 MOST = 0.95
 """Share of the device's time that replies may take. tests/test_contest.py holds that no one who was admitted has a gap
@@ -32,7 +35,7 @@ class Place:
     """What one reply takes of the device, from its first utterance's beginning until its last was heard."""
 
     rows: int
-    """Backbone sequences."""
+    """Backbone sequences: two with guidance."""
     since: float
     users: int = 1
     """Utterances of the reply that are made, or wait for the one before them."""
@@ -41,9 +44,7 @@ class Place:
 
     def ends_at(self, now: float) -> float:
         """When it is free, if nothing more is said; infinite while the listener has paused."""
-        if self.playback is None or self.playback.paused:
-            return inf
-        return self.playback.deadline(now) + GRACE
+        return inf if self.playback is None else self.playback.heard_at(now) + GRACE
 
 
 class Room:
@@ -54,6 +55,8 @@ class Room:
         self._limits = limits
         self._frame_seconds = frame_seconds
         self._places: dict[Place, None] = {}
+        self._guided = 0
+        """Places with guidance."""
         self._holding = FIRST_HOLDING
         self._opening = sum(predictor.mean(stage, 1, TOKENS) for stage in OPENING)
         """Seconds of device time for a prompt."""
@@ -65,6 +68,7 @@ class Room:
     def take(self, rows: int, now: float) -> Place:
         place = Place(rows, now)
         self._places[place] = None
+        self._guided += rows > 1
         return place
 
     def share_with(self, place: Place, followers: int) -> None:
@@ -88,7 +92,7 @@ class Room:
 
     def expire(self, now: float) -> None:
         """Free the places of those whose reply was heard."""
-        for place in [place for place in self._places if place.ends_at(now) <= now]:
+        for place in [p for p in self._places if p.playback is not None and p.ends_at(now) <= now]:
             self._free(place, place.ends_at(now) - GRACE)
 
     def next_end(self, now: float) -> float:
@@ -97,23 +101,28 @@ class Room:
 
     def _free(self, place: Place, now: float) -> None:
         del self._places[place]
+        self._guided -= place.rows > 1
         self._holding += WEIGHT * (now - place.since - self._holding)
 
     # Room
 
-    def fits(self, rows: int) -> bool:
-        """Whether so many more backbone sequences can be kept playing. Alone, an utterance always may begin."""
-        return not self._places or self.share(self._taken + rows) <= MOST
+    def fits(self, more: Sequence[int]) -> bool:
+        """Whether callers with so many backbone sequences each can be kept playing too. Alone, anybody may begin."""
+        return not self._places or self.share(len(self._places) + len(more), self._any_guided(more)) <= MOST
 
-    def wait(self, rows: int) -> float:
-        """Predicted seconds until so many more fit, as replies end one after the other."""
-        ends = max(1, self._taken + rows - self._most())
-        return ends * self._holding / max(1, len(self._places))
+    def wait(self, more: Sequence[int]) -> float:
+        """Predicted seconds until such callers fit, as replies end one after the other."""
+        replies, rows = max(1, len(self._places)), sum(place.rows for place in self._places)
+        late = len(self._places) + len(more) - self._most(self._any_guided(more))
+        lacking = rows + sum(more) - self._limits.num_slots
+        ends = max(1, late, ceil(lacking * replies / max(1, rows)))
+        return ends * self._holding / replies
 
-    def share(self, sequences: int) -> float:
-        """Share of the device's time that so many backbone sequences take; above 1 is more than it has."""
-        frame = sum(self._each(stage, sequences) for stage in (Stage.DECODE, Stage.DEPTH, Stage.CODEC))
-        return sequences * (frame / self._frame_seconds + self._opening / self._speaking)
+    def share(self, callers: int, guided: bool = False) -> float:
+        """Share of the device's time that so many callers take, at least one; above 1 is more than it has. `guided`:
+        one of them is, or more."""
+        frame = sum(self._each(stage, callers, guided) for stage in (Stage.DECODE, Stage.DEPTH, Stage.CODEC))
+        return callers * (frame / self._frame_seconds + self._opening / self._speaking)
 
     def learn(self, stats: RequestStats) -> None:
         """An utterance was served to its end."""
@@ -121,19 +130,18 @@ class Room:
         self._opening += WEIGHT * (opening - self._opening)
         self._speaking += WEIGHT * (max(self._frame_seconds, stats.audio_seconds) - self._speaking)
 
-    @property
-    def _taken(self) -> int:
-        return sum(place.rows for place in self._places)
+    def _any_guided(self, more: Sequence[int]) -> bool:
+        return self._guided > 0 or any(rows > 1 for rows in more)
 
-    def _most(self) -> int:
-        """Sequences that the device can keep playing."""
+    def _most(self, guided: bool) -> int:
+        """Callers that the device can keep playing, of as many as have a slot."""
         fitting, beyond = 0, self._limits.num_slots + 1
         while beyond - fitting > 1:
             middle = (fitting + beyond) // 2
-            fitting, beyond = (middle, beyond) if self.share(middle) <= MOST else (fitting, middle)
+            fitting, beyond = (middle, beyond) if self.share(middle, guided) <= MOST else (fitting, middle)
         return fitting
 
-    def _each(self, stage: Stage, sequences: int) -> float:
-        """Seconds of a step for each of its rows."""
-        rows = min(sequences, self._limits.max_batch[stage])
-        return self._predictor.mean(stage, rows) / rows
+    def _each(self, stage: Stage, callers: int, guided: bool) -> float:
+        """Seconds of a step for each of its requests."""
+        requests = min(callers, self._limits.max_batch[stage])
+        return self._predictor.mean(stage, num_sequences(stage, requests, guided)) / requests

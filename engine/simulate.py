@@ -137,7 +137,7 @@ def sweep(asked: Asked, console: Console) -> dict[str, Any]:
         from engine import plot
 
         plot.curves(asked.plot, asked.title, found)
-    return {"load": found.load, **_common(asked, bound), **sweep_data(found)}
+    return {"load": found.load, "rated_load": found.rated_load, **_common(asked, bound), **sweep_data(found)}
 
 
 def _common(asked: Asked, bound: float) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 Steps cost, alone or shared: text 10 ms, prefill 10, decode 5, depth 15, codec 10. A frame is 80 ms of audio.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from engine.core import (
     Cancel,
@@ -24,21 +23,36 @@ from engine.core import (
     Submit,
     TextSegment,
 )
-from engine.predictor import Predictor
+from engine.policy import Explain
+from engine.predictor import Pace, Predictor
 from engine.scheduler import Scheduler
+from engine.simulator import FakeClock, TimedExecutor
 from engine.traffic import SPEC
 
 COSTS = {Stage.TEXT: 0.010, Stage.PREFILL: 0.010, Stage.DECODE: 0.005, Stage.DEPTH: 0.015, Stage.CODEC: 0.010}
+ENDLESS = 10**9
+"""Frames."""
 
 
 class Fixed(Predictor):
-    """Knows what steps cost."""
+    """Knows what steps cost, however that changes."""
+
+    def pace(self, streams: int, limits: Limits, guided: bool = False) -> Pace:
+        self._changed(Stage.CODEC)
+        return super().pace(streams, limits, guided)
 
     def cost(self, stage: Stage, sequences: int, length: int = 1) -> float:
         return COSTS[stage]
 
     def mean(self, stage: Stage, sequences: int, length: int = 1) -> float:
         return self.cost(stage, sequences, length)
+
+
+class Instant:
+    """Costs nothing."""
+
+    def draw(self, step: Step, now: float) -> float:
+        return 0.0
 
 
 class Affine(Fixed):
@@ -75,10 +89,12 @@ class Engine:
     """Where each request ends; those not named are endless."""
     predictor: Predictor = field(default_factory=Fixed)
     now: float = 100.0
+    explain: Explain | None = None
     outputs: list[Output] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(SPEC, self.limits, self.predictor)
+        self.scheduler = Scheduler(SPEC, self.limits, self.predictor, explain=self.explain)
+        self.device = TimedExecutor(FakeClock(), Instant(), defaultdict(lambda: ENDLESS, self.frames))
 
     def submit(self, *submits: Submit) -> list[Output]:
         return [output for one in submits for output in self.scheduler.apply(one, self.now)]
@@ -91,16 +107,8 @@ class Engine:
         assert self.scheduler.apply(Playhead(request_id, played, self.now, running, jitter), self.now) == []
 
     def result(self, step: Step) -> StepResult:
-        ends = [self.frames.get(row.request_id, 10**9) for row in step.rows]
-        match step.stage:
-            case Stage.PREFILL:
-                return StepResult(tuple(row.final and end == 0 for row, end in zip(step.rows, ends, strict=True)))
-            case Stage.DECODE:
-                return StepResult(tuple(row.start + 1 >= end for row, end in zip(step.rows, ends, strict=True)))
-            case Stage.CODEC:
-                pcm = tuple(np.zeros(1920 * row.count, np.int16) for row in step.rows)
-                return StepResult(pcm=pcm, codes=tuple(np.zeros((row.count, 16), np.int16) for row in step.rows))
-        return StepResult()
+        """Of the step, in no time."""
+        return self.device.run(step)
 
     def step(self) -> Step | None:
         step = self.scheduler.plan(self.now)

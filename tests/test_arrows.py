@@ -33,33 +33,49 @@ ENGINE = {
     "chunking": "",
     "metrics": "",
     "profile": "core",
+    "playback": "",
     "predictor": "core chunking metrics profile",
-    "room": "core predictor",
-    "stream": "core predictor room",
+    "room": "core playback predictor",
+    "stream": "core playback room",
     "policy": "core predictor stream",
     "choice": "core predictor policy",
     "policies": f"core choice policy predictor {POLICIES}",
     **dict.fromkeys(POLICIES.split(), f"core policy predictor policies {POLICIES}"),
-    "scheduler": "core chunking metrics pages predictor room stream policy choice",
+    "entrance": "core metrics pages playback policy room stream",
+    "judge": "core chunking policy predictor stream",
+    "scheduler": "core choice entrance judge metrics policy predictor room stream",
     "loop": "core clock predictor scheduler",
     "traffic": "core",
-    "simulator": "core metrics policies policy predictor profile scheduler loop traffic",
+    "listener": "core metrics traffic",
+    "costs": "core profile",
+    "simulator": "core costs listener policies policy predictor profile scheduler loop traffic",
     "estimate": "core chunking profile",
-    "contest": "core metrics policies policy profile simulator traffic",
-    "capacity": f"core chunking contest metrics policies profile simulator traffic {POLICIES}",
-    "lanes": "simulator",
+    "contest": "core costs metrics policies policy profile simulator traffic",
+    "capacity": f"core chunking contest costs metrics policies profile simulator traffic {POLICIES}",
+    "lanes": "listener",
     "plot": "capacity contest lanes policies",
     # device
     "device": "",
     **dict.fromkeys(STAGES.split(), f"core device {STAGES}"),
     "models": f"core device {STAGES}",
-    "models.breeze_tts_2": f"core device models {STAGES}",
+    "models.breeze_tts_2": f"core device models fused_breeze {STAGES}",
+    "fused": f"core {STAGES}",
+    "fused_codec": f"core fused {STAGES}",
+    "fused_twins": "sampling",
+    "fused_breeze": f"device fused fused_codec models models.breeze_tts_2 {STAGES}",
+    "random_weights": f"core models models.breeze_tts_2 {STAGES}",
     "batch": "core",
+    "shapes": "core batch chunking",
+    "stages": "core models sampling shapes",
     "messages": "core",
-    "executor": f"core device batch messages models {STAGES}",
+    "options": "core",
+    "executor": "core device batch messages models random_weights sampling shapes stages",
 }
 SCHEDULING = {
     "pages",
+    "playback",
+    "entrance",
+    "judge",
     "room",
     "stream",
     "policy",
@@ -67,11 +83,16 @@ SCHEDULING = {
     "policies",
     "scheduler",
     "loop",
+    "costs",
+    "listener",
     "simulator",
     *POLICIES.split(),
 }
 PURE = (
     "profile",
+    "playback",
+    "entrance",
+    "judge",
     "room",
     "policy",
     "policies",
@@ -80,6 +101,8 @@ PURE = (
     "contest",
     "capacity",
     "lanes",
+    "batch",
+    "shapes",
     *POLICIES.split(),
     "core",
     "clock",
@@ -91,6 +114,8 @@ PURE = (
     "choice",
     "scheduler",
     "loop",
+    "costs",
+    "listener",
     "simulator",
 )
 AGENT_LEVELS = (
@@ -238,7 +263,8 @@ def test_the_runtime_leaves_its_callers_process_without_torch() -> None:
 
 def test_the_engines_commands_work_without_a_webrtc_package() -> None:
     blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in sorted(WEBRTC))
-    reachable = ", ".join(f"engine.{name}" for name in sorted(reached("__main__")))
+    there = [name for name in reached("__main__") if not name.startswith("fused")]  # loaded where Triton is
+    reachable = ", ".join(f"engine.{name}" for name in sorted(there))
     brought_in(f"import sys; {blocked}; import {reachable}")
 
 

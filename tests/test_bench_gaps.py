@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from engine.bench_gaps import SENTENCES, Comparison, asked, compare, offered, script, table, text, unrefusing_config
+from engine.bench_gaps import (
+    SENTENCES,
+    Comparison,
+    asked,
+    compare,
+    offered,
+    rated_load,
+    script,
+    table,
+    text,
+    unrefusing_config,
+)
 from engine.clock import MonotonicClock
 from engine.contest import Figures
 from engine.core import (
@@ -233,7 +244,7 @@ ROW = Figures(20, 0, 3, 3, 41.6, 60.0, 80.0, 90.0, 0.25, 1.4, 0.65, 90.0, 0.0)
 class TestComparison:
     def test_both_stand_side_by_side(self) -> None:
         other = replace(ROW, requests_with_gaps=0, max_extra_buffer_ms=0.0, ttfa_p50_ms=51.0, unheard_seconds=2.1)
-        comparison = Comparison("predictor", "mine", 7.25, 1.5, (Utterance(0.0, 25),), ROW, other)
+        comparison = Comparison("predictor", "mine", 7.25, 1.5, (Utterance(0.0, 25),), ROW, other, 0.25, 0.0625)
         assert comparison.ratios() == {
             "ttfa_p50_ms": 0.85,
             "ttfa_p95_ms": 1.0,
@@ -244,9 +255,15 @@ class TestComparison:
         written = io.StringIO()
         Console(file=written, width=80).print(table(comparison))
         lines = [line.split() for line in written.getvalue().splitlines() if line.strip()]
-        assert lines[-2] == ["real", "3", "3", "42", "60", "80", "90", "0.250", "1.4", "65%", "0"]
-        assert lines[-1] == ["simulated", "0", "3", "0", "51", "80", "90", "0.250", "1.4", "65%", "2"]
+        assert lines[-3] == ["real", "3", "3", "42", "60", "80", "90", "0.250", "1.4", "65%", "0"]
+        assert lines[-2] == ["simulated", "0", "3", "0", "51", "80", "90", "0.250", "1.4", "65%", "2"]
+        assert " ".join(lines[-1]) == "Steps that took longer than was predicted: 25.0%; simulated 6.2%."
         assert "policy" not in written.getvalue()
+
+    def test_where_no_load_is_asked_for_the_profiles_rated_one_is_played(self) -> None:
+        assert rated_load(replace(FAST, rated_load=1.9)) == 1.9
+        with pytest.raises(ValueError, match="a rated load, 'fast' holds none: give --load, or have simulate --sweep"):
+            rated_load(FAST)
 
     def test_the_real_engine_takes_everybody_as_the_simulated_one_does(self) -> None:
         config = unrefusing_config(RuntimeConfig(device="cpu", in_process=True), "newest-first")
@@ -281,3 +298,5 @@ class TestComparison:
         data = seen.to_dict()
         assert (data["policy"], data["profile"]) == ("predictor", "fast")
         assert set(data) >= {"real", "simulated", "simulated_over_real", "real_load", "longest_seconds"}
+        assert all(0 <= share < 1 for share in (seen.real_overruns, seen.simulated_overruns))
+        assert data["real_overruns"] == round(seen.real_overruns, 4)

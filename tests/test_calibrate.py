@@ -32,6 +32,7 @@ from engine.calibrate import (
 from engine.chunking import LADDER
 from engine.clock import MonotonicClock
 from engine.core import Limits, Mode, ModelSpec, RequestStats, SamplingParams, Stage, Step, StepResult
+from engine.costs import ProfileCosts
 from engine.executor import Executor, load
 from engine.messages import RuntimeConfig
 from engine.models import Model
@@ -39,7 +40,7 @@ from engine.overhead import Asked, between
 from engine.predictor import Predictor
 from engine.profile import Overhead, Profile
 from engine.reader import reading
-from engine.simulator import FakeClock, ProfileCosts, simulate
+from engine.simulator import FakeClock, simulate
 from engine.traffic import Utterance
 
 GOLDEN = Path(__file__).parent / "golden" / "breeze" / "checkpoint"
@@ -144,6 +145,10 @@ def test_what_no_scheduler_would_choose_is_measured_a_few_times_only() -> None:
     assert {len(samples[Stage.TEXT, 2, length]) for length in PROMPTS} == {FEW}
     assert len(samples[Stage.CODEC, 2, 16]) == FEW
     assert set(samples[Stage.CODEC, 2, 16]) == {0.05}
+    timeline = calibration.profile.timeline
+    assert timeline[:2] == [((Stage.TEXT, 1, 16), 0.001), ((Stage.PREFILL, 1, 16), 0.001)]
+    assert len(timeline) == sum(map(len, samples.values()))
+    assert sum(seconds for _, seconds in timeline) == pytest.approx(clock.now()), "back to back"
     chunks = sum(key[1] * len(seconds) for key, seconds in samples.items() if key[0] is Stage.CODEC)
     assert len(sent) == chunks, "all audio goes to the reader"
 
@@ -191,7 +196,7 @@ def test_what_is_no_overhead_is_refused(overhead: object) -> None:
 
 def test_a_simulation_spends_it() -> None:
     """40 ms of steps; 2 ms on the way in, 1 ms before each of four steps, 3 ms on the way out."""
-    costs = ProfileCosts(Profile("flat", {(stage, 1, 1): (0.01,) for stage in Stage}))
+    costs = ProfileCosts(Profile("flat", {(stage, 1, 64): (0.01,) for stage in Stage}))
     (without,) = simulate([Utterance(1.0, 5)], costs).listeners
     (listener,) = simulate([Utterance(1.0, 5)], costs, overhead=Overhead(0.002, 0.001, 0.003)).listeners
     assert (without.ttfa, listener.ttfa) == (pytest.approx(0.040), pytest.approx(0.049))

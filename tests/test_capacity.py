@@ -22,10 +22,10 @@ FLAT = Profile("flat", {(stage, batch, n): (s,) for stage, s in SECONDS.items() 
 def test_the_bound_by_hand() -> None:
     frame = (0.004 + 0.012 + 0.032 / 16) / 8
     assert bound(FLAT, [Utterance(0.0, 25)]) == pytest.approx(2.0 / (0.001 + 0.002 + 25 * frame))
-    long = Utterance(9.0, 50, text_tokens=300)  # two parts of its prompt
-    assert bound(FLAT, [long]) == pytest.approx(4.0 / (0.001 + 2 * 0.002 + 50 * frame))
+    long = Utterance(9.0, 50, text_tokens=512)  # two parts of its prompt, and twice the longest text that was measured
+    assert bound(FLAT, [long]) == pytest.approx(4.0 / (2 * 0.001 + 2 * 0.002 + 50 * frame))
     both = [Utterance(0.0, 25), long]
-    assert bound(FLAT, both) == pytest.approx(6.0 / (0.008 + 75 * frame))
+    assert bound(FLAT, both) == pytest.approx(6.0 / (0.009 + 75 * frame))
 
 
 def test_the_bound_of_guided_requests_and_of_an_engine_with_larger_batches() -> None:
@@ -132,6 +132,9 @@ def test_a_sweep_finds_capacities_curves_and_the_load() -> None:
     assert slow == Capacity((0.0, 0.0), {"first audio": 2}), "even unloaded ten times as long as the Predictor"
     assert found.own == found.common | {"fixed-chunks": Capacity((57.88, 63.81), {"gaps": 2})}
     assert (first.median, ours.median) == (41.185, 77.57)
+    assert found.rated_load == 77.57, "the Predictor's capacity"
+    assert replace(found, common={"predictor": none}).rated_load is None
+    assert replace(found, common={"newest-first": first}).rated_load is None
     assert (ratio(found.common, "predictor"), ratio(found.own, "newest-first")) == (pytest.approx(1.8834, abs=1e-4), 1)
     assert ratio(found.own, "fixed-chunks") == pytest.approx((57.88 + 63.81) / 2 / 41.185)
     assert list(found.curves) == list(LIMIT)

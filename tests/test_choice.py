@@ -4,9 +4,10 @@ from collections.abc import Callable
 from math import inf
 
 import pytest
+from scripted_engine import submit
 
 from engine.choice import Choice
-from engine.core import FinishReason, Limits, Prompt, PromptRow, SamplingParams, Stage, Submit, TextSegment
+from engine.core import FinishReason, Limits, Stage
 from engine.policy import Candidate
 from engine.predictor import Predictor
 from engine.stream import Stream
@@ -34,8 +35,7 @@ def cheap(stage: Stage, batch: int, length: int) -> float:
 def candidate(
     number: int, stage: Stage, slack: float, count: int = 1, optional: bool = False, guided: bool = False
 ) -> Candidate:
-    prompt = Prompt((PromptRow((TextSegment((0,) * 40),)),) * (1 + guided))
-    stream = Stream.accept(Submit(number, prompt, SamplingParams()), SPEC, LIMITS, 0.0)
+    stream = Stream.accept(submit(number, rows=1 + guided), SPEC, LIMITS, 0.0)
     return Candidate(stream, stage, count, slack, optional)
 
 

@@ -9,8 +9,10 @@ from engine import estimate, profiles
 from engine.capacity import bound
 from engine.contest import SPEEDS, Figures, Race, Result, counted, figures, result, run, speed, unrefusing
 from engine.core import ErrorCode, Failed, Limits, Queued
+from engine.costs import ProfileCosts
+from engine.listener import Listener
 from engine.policies import PREDICTOR
-from engine.simulator import Listener, ProfileCosts, Simulation, simulate
+from engine.simulator import Simulation, simulate
 from engine.traffic import SPEC, Moods, Utterance
 
 RACE = Race("newest-first", 40.0, seed=7)

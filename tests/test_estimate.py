@@ -5,8 +5,8 @@ import pytest
 from engine import estimate
 from engine.chunking import LADDER
 from engine.core import Stage
+from engine.costs import ProfileCosts
 from engine.predictor import Predictor
-from engine.simulator import ProfileCosts
 
 PROFILE = estimate.profile()
 CENTRES = {key: seconds for key, seconds, _ in estimate.costs()}

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from engine.lanes import Lane, Scene, lane, scene
-from engine.simulator import Listener
+from engine.listener import Listener
 from engine.traffic import Utterance
 
 

@@ -2,6 +2,9 @@
 
 from collections import deque
 
+from prior_costs import PriorCosts
+from scripted_engine import submit
+
 from engine.core import (
     Cancel,
     Chunk,
@@ -10,19 +13,14 @@ from engine.core import (
     Finished,
     Limits,
     Output,
-    Prompt,
-    PromptRow,
-    SamplingParams,
     Stage,
     Step,
     StepResult,
-    Submit,
-    TextSegment,
 )
 from engine.loop import run
 from engine.predictor import Predictor
 from engine.scheduler import Scheduler
-from engine.simulator import FakeClock, PriorCosts, ScriptedInbox, TimedExecutor
+from engine.simulator import FakeClock, ScriptedInbox, TimedExecutor
 from engine.traffic import SPEC
 
 
@@ -40,11 +38,6 @@ class Closing:
     def wait(self, until: float | None) -> None:
         self.waited.append(until)
         self.closed = not self._batches
-
-
-def submit(request_id: int, tokens: int = 20) -> Submit:
-    prompt = Prompt((PromptRow((TextSegment((0,) * tokens),)),))
-    return Submit(request_id, prompt, SamplingParams())
 
 
 def serve(inbox: Closing | ScriptedInbox, frames: dict[int, int], limits: Limits) -> list[Output]:

@@ -8,16 +8,18 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from scripted_engine import submit
 
 from engine.choice import Predicted
 from engine.chunking import goal
-from engine.core import Chunk, Finished, Limits, Prompt, PromptRow, SamplingParams, Stage, Submit, TextSegment
+from engine.core import Chunk, Finished, Limits, Stage
+from engine.costs import ProfileCosts
 from engine.policies import EMULATIONS, NAMES, PREDICTOR, SOURCES, make
 from engine.policies.ordered import Ordered
 from engine.policy import Candidate, Decision
 from engine.predictor import Predictor
 from engine.profile import Profile
-from engine.simulator import ProfileCosts, Simulation, simulate
+from engine.simulator import Simulation, simulate
 from engine.stream import Stream
 from engine.traffic import SPEC, Utterance
 
@@ -30,8 +32,7 @@ def new(
     number: int, stage: Stage, at: float, served: float | None = None, count: int = 1, guided: bool = False
 ) -> Candidate:
     """A caller who came at that instant and has heard nothing yet."""
-    prompt = Prompt((PromptRow((TextSegment((0,) * 40),)),) * (1 + guided))
-    stream = Stream.accept(Submit(number, prompt, SamplingParams(), submitted_at=at), SPEC, LIMITS, at)
+    stream = Stream.accept(submit(number, rows=1 + guided, submitted_at=at), SPEC, LIMITS, at)
     stream.served_at = at if served is None else served
     return Candidate(stream, stage, count, -inf)
 

@@ -3,16 +3,16 @@
 from math import inf
 
 import pytest
+from scripted_engine import submit
 
-from engine.core import Limits, Prompt, PromptRow, SamplingParams, Stage, Submit, TextSegment
+from engine.core import Limits, Stage
 from engine.policy import SHOWN, Candidate, Decision, explained
 from engine.stream import Stream
 from engine.traffic import SPEC
 
 
 def candidate(number: int, stage: Stage, slack: float, count: int = 1) -> Candidate:
-    prompt = Prompt((PromptRow((TextSegment((0,) * 40),)),))
-    stream = Stream.accept(Submit(number, prompt, SamplingParams()), SPEC, Limits(), 0.0)
+    stream = Stream.accept(submit(number), SPEC, Limits(), 0.0)
     return Candidate(stream, stage, count, slack)
 
 
@@ -54,6 +54,35 @@ class TestExplained:
         chunk = candidate(1, Stage.CODEC, 0.5)
         line = explained(Decision((), "fixed-wait", 10.004), [chunk], 10.0)
         assert line == "10.0000 nothing until 10.0040: fixed-wait; not 1:codec[500 ms]"
+
+    def test_who_waits_and_why(self) -> None:
+        only, late, later = (
+            candidate(1, Stage.TEXT, -inf, 40),
+            candidate(2, Stage.TEXT, -inf),
+            candidate(3, Stage.TEXT, 1),
+        )
+        waits = [(late.stream, "too few free slots"), (later.stream, "behind 2")]
+        line = explained(Decision([only], "start priority"), [only], 1.0, waits)
+        assert line == (
+            "1.0000 text for 1:text[new] (1 of 1): start priority; not anybody; "
+            "waiting 2: too few free slots, 3: behind 2"
+        )
+
+    def test_nobody_may_run(self) -> None:
+        held = candidate(1, Stage.DECODE, 0.0)
+        waits = [(held.stream, "4 s ahead of its listener while he stands still")]
+        assert explained(Decision((), "nobody may run"), (), 1.0, waits) == (
+            "1.0000 nothing before the next event: nobody may run; not anybody; "
+            "waiting 1: 4 s ahead of its listener while he stands still"
+        )
+
+    def test_a_chunk_in_part_says_what_there_was_no_time_for(self) -> None:
+        part, other = candidate(1, Stage.CODEC, 0.005, 2), candidate(2, Stage.CODEC, 0.040, 1)
+        line = explained(Decision([part], "the least slack"), [part, other], 1.0, goals={1: 8, 2: 2})
+        assert line == (
+            "1.0000 codec x2 for 1:codec[5 ms, no time for 8] (1 of 2): the least slack; "
+            "not 2:codec[40 ms, no time for 2]"
+        )
 
     def test_eight_are_named_and_the_others_counted(self) -> None:
         rows = [candidate(i, Stage.DEPTH, 0.1) for i in range(9)]

@@ -21,6 +21,7 @@ DATA: dict[str, Any] = {
         "max_batch": {"text": 1, "prefill": 2, "decode": 3, "depth": 4, "codec": 5},
     },
     "load": 2.5,
+    "rated_load": 4.5,
     "overhead": {"submit": 0.003, "step": 0.0002, "deliver": 0.001},
     "costs": [
         {"stage": "depth", "batch": 1, "length": 1, "source": "measured", "seconds": [0.012, 0.012, 0.013]},
@@ -32,7 +33,7 @@ COST = {"stage": "depth", "batch": 1, "length": 1, "seconds": [0.012]}
 
 def test_what_was_measured_where_and_for_which_engine() -> None:
     profile = Profile.from_dict(DATA)
-    assert (profile.name, profile.load) == ("small", 2.5)
+    assert (profile.name, profile.load, profile.rated_load) == ("small", 2.5, 4.5)
     assert profile.samples == {(Stage.DEPTH, 1, 1): (0.012, 0.012, 0.013), (Stage.CODEC, 8, 16): (0.5,)}
     assert profile.sources == {(Stage.DEPTH, 1, 1): "measured", (Stage.CODEC, 8, 16): "estimated"}
     most = dict(zip(Stage, (1, 2, 3, 4, 5), strict=True))
@@ -54,6 +55,7 @@ def test_the_large_one_survives_json_too() -> None:
 def test_all_but_costs_may_be_missing_and_a_source_is_a_measurement() -> None:
     profile = Profile.from_dict({"voice": "small", "costs": [COST], "machine": "mine"})
     assert (profile.limits, profile.load, profile.overhead) == (None, None, Overhead(0.0, 0.0, 0.0))
+    assert (profile.rated_load, profile.order) == (None, ())
     assert profile.sources == {(Stage.DEPTH, 1, 1): "measured"}
     assert profile.to_dict() == {"voice": "small", "costs": [COST | {"source": "measured"}]}
 
@@ -68,63 +70,153 @@ def without(name: str) -> dict[str, Any]:
     return {key: value for key, value in DATA.items() if key != name}
 
 
+def cost(**fields: Any) -> dict[str, Any]:
+    """Data with one cost, in which these fields are other ones."""
+    return {"voice": "small", "costs": [COST | fields]}
+
+
+def limits(**fields: Any) -> dict[str, Any]:
+    return DATA | {"limits": DATA["limits"] | fields}
+
+
+STAGES = "expected one of text, prefill, decode, depth, codec"
+
+
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        ({}, "KeyError('costs')"),
-        (without("voice"), "KeyError('voice')"),
-        (without("costs"), "KeyError('costs')"),
-        ([], "TypeError"),
-        (DATA | {"costs": 7}, "TypeError"),
-        (DATA | {"costs": [7]}, "TypeError"),
-        (DATA | {"costs": [{"batch": 1}]}, "KeyError('stage')"),
-        (DATA | {"costs": [COST | {"stage": "nonsense"}]}, "ValueError(\"'nonsense' is not a valid Stage\")"),
-        (DATA | {"costs": [COST | {"batch": "two"}]}, "ValueError"),
-        (DATA | {"costs": [COST | {"batch": inf}]}, "OverflowError"),
-        (DATA | {"costs": [COST | {"seconds": [None]}]}, "TypeError"),
-        (DATA | {"limits": []}, "TypeError"),
-        (DATA | {"limits": {"num_slots": 4}}, "KeyError('num_pages')"),
-        (DATA | {"limits": DATA["limits"] | {"max_batch": [8]}}, "AttributeError"),
-        (DATA | {"limits": DATA["limits"] | {"max_batch": {"nonsense": 8}}}, "ValueError"),
-        (DATA | {"load": "high"}, "ValueError"),
-        (DATA | {"overhead": 0.1}, "AttributeError"),
-        (DATA | {"overhead": {"step": -0.1}}, "ValueError('an overhead of seconds from 0 on expected, got Overhead("),
-        (DATA | {"overhead": {"step": inf}}, "ValueError('an overhead of seconds from 0 on expected"),
-        (DATA | {"overhead": {"pause": 0.1}}, "TypeError"),
+        ([], "data: expected an object, got []"),
+        (None, "data: expected an object, got None"),
+        ({}, "costs: expected a list, got nothing"),
+        (without("voice"), "voice: expected text, got nothing"),
+        (DATA | {"voice": 7}, "voice: expected text, got 7"),
+        (without("costs"), "costs: expected a list, got nothing"),
+        (DATA | {"costs": 7}, "costs: expected a list, got 7"),
+        (DATA | {"costs": [COST, 7]}, "costs[1]: expected an object, got 7"),
+        (DATA | {"costs": [{"batch": 1}]}, f"costs[0].stage: {STAGES}, got nothing"),
+        (cost(stage="nonsense"), f"costs[0].stage: {STAGES}, got 'nonsense'"),
+        (cost(stage=["depth"]), f"costs[0].stage: {STAGES}, got ['depth']"),
+        (cost(batch="two"), "costs[0].batch: expected a whole number from 1 on, got 'two'"),
+        (cost(batch=0), "costs[0].batch: expected a whole number from 1 on, got 0"),
+        (cost(batch=1.5), "costs[0].batch: expected a whole number from 1 on, got 1.5"),
+        (cost(batch=True), "costs[0].batch: expected a whole number from 1 on, got True"),
+        (cost(batch=inf), "costs[0].batch: expected a whole number from 1 on, got inf"),
+        (cost(length=-1), "costs[0].length: expected a whole number from 0 on, got -1"),
+        (cost(source=1), "costs[0].source: expected text, got 1"),
+        (cost(seconds=0.1), "costs[0].seconds: expected a list of seconds above 0, at least one, got 0.1"),
+        (cost(seconds=[]), "costs[0].seconds: expected a list of seconds above 0, at least one, got []"),
+        (cost(seconds=[None]), "costs[0].seconds: expected a list of seconds above 0, at least one, got [None]"),
+        (
+            cost(seconds=[0.1, 0.0]),
+            "costs[0].seconds: expected a list of seconds above 0, at least one, got [0.1, 0.0]",
+        ),
+        (cost(seconds=[-0.1]), "costs[0].seconds: expected a list of seconds above 0, at least one, got [-0.1]"),
+        (cost(seconds=[nan]), "costs[0].seconds: expected a list of seconds above 0, at least one, got [nan]"),
+        (cost(seconds=[10**400]), "costs[0].seconds: expected a list of seconds above 0, at least one, got [1000"),
+        (DATA | {"costs": [COST, COST]}, "costs[1]: expected each shape once, got depth, 1, 1 again"),
+        (DATA | {"limits": []}, "limits: expected an object, got []"),
+        (DATA | {"limits": {"num_slots": 4}}, "limits.num_pages: expected a whole number from 1 on, got nothing"),
+        (limits(page_size=None), "limits.page_size: expected a whole number from 1 on, got None"),
+        (limits(max_batch=[8]), "limits.max_batch: expected an object, got [8]"),
+        (limits(max_batch={"nonsense": 8}), f"limits.max_batch: {STAGES}, got 'nonsense'"),
+        (limits(max_batch={"depth": 0}), "limits.max_batch.depth: expected a whole number from 1 on, got 0"),
+        (DATA | {"load": "high"}, "load: expected a number above 0, got 'high'"),
+        *((DATA | {"load": load}, f"load: expected a number above 0, got {load}") for load in (0.0, -1.0, inf, nan)),
+        (DATA | {"rated_load": 0}, "rated_load: expected a number above 0, got 0"),
+        (DATA | {"overhead": 0.1}, "overhead: expected an object, got 0.1"),
+        (DATA | {"overhead": {"step": -0.1}}, "overhead.step: expected seconds from 0 on, got -0.1"),
+        (DATA | {"overhead": {"step": inf}}, "overhead.step: expected seconds from 0 on, got inf"),
+        (DATA | {"overhead": {"pause": 0.1}}, "overhead: expected some of submit, step, deliver, got 'pause'"),
+        (DATA | {"order": 1}, "order: expected a list, got 1"),
+        (DATA | {"order": [0, 0, 1, 2]}, "order[3]: expected the number of one of the 2 costs, from 0 on, got 2"),
+        (DATA | {"order": [0, -1]}, "order[1]: expected the number of one of the 2 costs, from 0 on, got -1"),
+        (DATA | {"order": [0, "1"]}, "order[1]: expected the number of one of the 2 costs, from 0 on, got '1'"),
+        (
+            DATA | {"order": [0, 1, 0]},
+            "order: expected 0 as often as costs[0] has seconds, 3 times, got it 2 times",
+        ),
+        (DATA | {"order": [0, 1, 0, 0, 1]}, "order: expected 1 as often as costs[1] has seconds, 1 times, got it 2"),
+        (DATA | {"order": []}, "order: expected 0 as often as costs[0] has seconds, 3 times, got it 0 times"),
     ],
 )
 def test_what_is_no_profile(data: Any, error: str) -> None:
+    """The field, what was expected there, and what came."""
     with pytest.raises(ValueError) as raised:
         Profile.from_dict(data)
     text = str(raised.value)
     assert text.startswith(f"not a cost profile: {error}")
     assert text.endswith("; write one with calibrate")
+    assert len(text) < 200, "whatever came"
 
 
-@pytest.mark.parametrize(
-    ("cost", "key", "seconds"),
-    [
-        (COST | {"seconds": []}, "1, 1", "()"),
-        (COST | {"seconds": [0.1, 0.0]}, "1, 1", "(0.1, 0.0)"),
-        (COST | {"seconds": [-0.1]}, "1, 1", "(-0.1,)"),
-        (COST | {"seconds": [inf]}, "1, 1", "(inf,)"),
-        (COST | {"seconds": [nan]}, "1, 1", "(nan,)"),
-        (COST | {"batch": 0}, "0, 1", "(0.012,)"),
-        (COST | {"length": -1}, "1, -1", "(0.012,)"),
-    ],
-)
-def test_seconds_and_shapes_that_cannot_be(cost: dict[str, Any], key: str, seconds: str) -> None:
-    with pytest.raises(ValueError) as raised:
-        Profile.from_dict({"voice": "small", "costs": [cost]})
-    expected = f"cost profile 'small', (<Stage.DEPTH: 'depth'>, {key}): positive seconds expected, got {seconds}"
-    assert str(raised.value) == expected
+class TestOrder:
+    """Of the steps, in which a shape's samples stay in theirs."""
+
+    A, B, C = (Stage.DEPTH, 1, 1), (Stage.CODEC, 1, 4), (Stage.TEXT, 1, 16)
+    DATA = {  # noqa: RUF012
+        "voice": "small",
+        "order": [1, 0, 0, 1, 0, 2],
+        "costs": [
+            COST | {"source": "measured", "seconds": [1.0, 2.0, 3.0]},
+            COST | {"stage": "codec", "length": 4, "source": "measured", "seconds": [4.0, 5.0]},
+            COST | {"stage": "text", "length": 16, "source": "measured", "seconds": [9.0]},
+        ],
+    }
+
+    def test_it_and_the_samples_are_the_whole_timeline(self) -> None:
+        profile = Profile.from_dict(self.DATA)
+        assert profile.order == (self.B, self.A, self.A, self.B, self.A, self.C)
+        assert profile.timeline == [
+            *((self.B, 4.0), (self.A, 1.0), (self.A, 2.0)),
+            *((self.B, 5.0), (self.A, 3.0), (self.C, 9.0)),
+        ]
+
+    def test_it_survives_json(self) -> None:
+        profile = Profile.from_dict(self.DATA)
+        assert profile.to_dict() == self.DATA
+        assert Profile.from_dict(json.loads(json.dumps(profile.to_dict()))) == profile
+
+    def test_without_there_is_no_timeline(self) -> None:
+        assert Profile.from_dict(DATA).timeline == []
 
 
-@pytest.mark.parametrize("load", [0.0, -1.0, inf, nan])
-def test_a_load_that_cannot_be(load: float) -> None:
-    with pytest.raises(ValueError) as raised:
-        Profile.from_dict(DATA | {"load": load})
-    assert str(raised.value) == f"cost profile 'small': a positive load expected, got {load}"
+class TestHalvesInTime:
+    """Cut where half of the time has passed, however many steps that is."""
+
+    A, B, C, D = TestOrder.A, TestOrder.B, TestOrder.C, (Stage.PREFILL, 1, 16)
+    PROFILE = Profile(
+        "slow at the end",
+        {A: (1.0, 1.5, 2.0, 8.0), B: (2.0, 2.5, 6.0), C: (0.5,), D: (0.25, 0.25)},
+        order=(D, A, D, B, A, C, B, A, B, A),
+        load=2.5,
+    )
+    """0.25 + 1 + 0.25 + 2 + 1.5 + 0.5 + 2.5 + 2 s, then 6 + 8."""
+
+    def test_they_share_no_sample_and_keep_their_order(self) -> None:
+        early, late = self.PROFILE.halves(0)
+        assert early.order == (self.D, self.A, self.D, self.B, self.A, self.C, self.B, self.A)
+        assert late.order == (self.B, self.A)
+        assert (early.samples[self.A], late.samples[self.A]) == ((1.0, 1.5, 2.0), (8.0,))
+        assert (early.samples[self.B], late.samples[self.B]) == ((2.0, 2.5), (6.0,))
+        assert early.timeline + late.timeline == self.PROFILE.timeline
+
+    def test_what_was_run_in_one_only_is_known_in_both(self) -> None:
+        early, late = self.PROFILE.halves(0)
+        assert early.samples[self.C] == late.samples[self.C] == (0.5,)
+        assert early.samples[self.D] == late.samples[self.D] == (0.25, 0.25)
+        assert {self.C, self.D}.isdisjoint(late.order)
+
+    def test_the_seed_says_which_is_which(self) -> None:
+        early, late = self.PROFILE.halves(0)
+        assert self.PROFILE.halves(1) == (late, early)
+        assert self.PROFILE.halves(2) == (early, late)
+        assert (early.load, late.name) == (2.5, "slow at the end")
+
+    def test_a_single_step_is_in_both(self) -> None:
+        one = Profile("one", {self.A: (1.0,)}, order=(self.A,))
+        first, second = one.halves(0)
+        assert first.samples == second.samples == one.samples
+        assert (first.order, second.order) == ((self.A,), ())
 
 
 class TestHalves:

@@ -44,6 +44,10 @@ def test_a_load_is_stored_before_the_costs_and_changes_nothing_else(tmp_path: Pa
         assert new == old | {"load": load}
         assert list(new)[-2:] == ["load", "costs"]
         assert profiles.read(path).load == load
+    profiles.store_load(path, 29.0, 61.5)
+    profiles.store_load(path, 28.0)
+    assert (profiles.read(path).load, profiles.read(path).rated_load) == (28.0, 61.5), "the last that was found"
+    assert list(json.loads(path.read_text()))[-3:] == ["load", "rated_load", "costs"]
     assert len(path.read_text().splitlines()) < 10 * len(old["costs"]), "samples stay on one line"
 
 

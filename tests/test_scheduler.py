@@ -721,6 +721,90 @@ class TestReplies:
         assert ids(step) == [2]
 
 
+class TestExplaining:
+    """One line for each decision: who runs, who could have, who could not, and why."""
+
+    def explained(self, limits: Limits, frames: dict[int, int] | None = None) -> tuple[Engine, list[str]]:
+        lines = list[str]()
+        return Engine(limits, frames or {}, explain=lines.append), lines
+
+    def test_without_anybody_who_waits_nothing_is_said_of_it(self) -> None:
+        engine, lines = self.explained(Limits())
+        engine.submit(submit(1))
+        engine.step()
+        assert lines == ["100.0000 text for 1:text[new] (1 of 1): start priority; not anybody"]
+
+    def test_who_lacks_a_slot_blocks_those_behind_him(self) -> None:
+        engine, lines = self.explained(Limits(num_slots=1))
+        engine.submit(submit(1), submit(2), submit(3), submit(4, follows=1))
+        engine.step()
+        assert lines[0].endswith("; not anybody; waiting 2: too few free slots, 3: behind 2, 4: after 1")
+
+    def test_who_lacks_pages(self) -> None:
+        engine, lines = self.explained(Limits(num_slots=4, num_pages=20))
+        engine.submit(submit(1), submit(2))
+        engine.step()
+        assert lines[0].endswith("; waiting 2: too few free pages")
+
+    def test_who_would_break_a_deadline_blocks_new_callers(self) -> None:
+        """In steps of one request a stream takes three eighths of the device."""
+        limits = Limits(max_batch=dict.fromkeys(Stage, 1), max_wait=9.0)
+        engine, lines = self.explained(limits)
+        engine.submit(submit(1), submit(2), submit(3), submit(4))
+        engine.step()
+        assert lines[0].endswith("; not 2:text[new]; waiting 3: one more would break a deadline, 4: behind 3")
+
+    def test_nobody_begins_while_others_are_late(self) -> None:
+        """Of 80 ms of audio 5 are left, and the next frame and its chunk take 30."""
+        engine, lines = self.explained(Limits(max_wait=9.0))
+        engine.submit(submit(1))
+        engine.until(Stage.CODEC, 1)
+        engine.now += 0.075
+        engine.step()
+        engine.submit(submit(2))
+        engine.step()
+        assert lines[-1] == (
+            "100.1250 depth for 1:depth[-30 ms] (1 of 1): the least slack; not anybody; "
+            "waiting 2: others are 25 ms late"
+        )
+
+    def test_who_is_far_ahead_of_his_listener(self) -> None:
+        """6.32 s of audio were made in 1.63 s: it goes on 4 s before their end."""
+        engine, lines = self.explained(Limits(), {1: 79})
+        engine.submit(submit(1, max_frames=90))
+        engine.until(Stage.CODEC, 1)
+        engine.playhead(1, 0.0)
+        while engine.step():
+            pass
+        assert lines[-1].endswith(
+            "101.6750 nothing until 102.3650: nobody may run; not anybody; "
+            "waiting 1: 4 s ahead of its listener until 102.3650"
+        )
+        engine.playhead(1, 0.0, running=False)
+        engine.submit(submit(2))
+        engine.step()
+        assert lines[-1].endswith("waiting 1: 4 s ahead of its listener while he stands still")
+
+    def test_why_a_chunk_is_sent_in_part(self) -> None:
+        """As in TestDeadlines: it should have 2 frames, and there is no time for the second."""
+        engine, lines = self.explained(Limits())
+        engine.submit(submit(1))
+        engine.until(Stage.CODEC, 1)
+        engine.now = 100.080
+        engine.until(Stage.DEPTH, 1)
+        engine.step()
+        assert lines[-1] == (
+            "100.1000 codec x1 for 1:codec[15 ms, no time for 2] (1 of 1): the least slack; not anybody"
+        )
+
+    def test_the_last_frames_are_no_part_of_a_chunk(self) -> None:
+        engine, lines = self.explained(Limits(), {1: 2})
+        engine.submit(submit(1))
+        engine.drain()
+        assert lines[-1].split(": ")[0].split()[1:3] == ["codec", "x1"]
+        assert not any("no time" in line for line in lines)
+
+
 class TestMisuse:
     def test_a_plan_needs_the_last_commit(self) -> None:
         engine = Engine()

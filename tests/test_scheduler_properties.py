@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
+from random import Random
+from statistics import mean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from prior_costs import PriorCosts
 
 from engine import chunking
 from engine.core import (
@@ -39,7 +42,7 @@ from engine.policies import NAMES, PREDICTOR, make
 from engine.policy import Policy
 from engine.predictor import Predictor, prior
 from engine.scheduler import Scheduler
-from engine.simulator import FakeClock, PriorCosts, ScriptedInbox, TimedExecutor
+from engine.simulator import FakeClock, ScriptedInbox, TimedExecutor
 from engine.traffic import SPEC, Utterance
 
 TINY = Limits(
@@ -459,3 +462,36 @@ def test_a_large_request_starts_in_its_turn_while_small_ones_keep_coming(policy:
     started = [row.request_id for _, step in played.strict.steps if step.stage is Stage.TEXT for row in step.rows]
     assert started == list(range(30))
     assert played.ended_at(8) < script[-1].at
+
+
+def waits(played: Run, since: float) -> list[tuple[float, float]]:
+    """The predicted and the real seconds until they began, of all who were told to wait after that instant."""
+    steps = reversed(played.strict.steps)
+    began_at = {row.request_id: at for at, step in steps if step.stage is Stage.TEXT for row in step.rows}
+    told = [(at, output) for at, output in played.outputs if isinstance(output, Queued) and at > since]
+    return [(output.wait, began_at[output.request_id] - at) for at, output in told]
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    num_slots=st.sampled_from([1, 2, 4]),
+    gap=st.sampled_from([0.3, 0.4, 0.6]),
+    seed=st.integers(0, 10**6),
+    max_wait=st.sampled_from([inf, 1e6]),
+)
+def test_who_waits_is_told_how_long_that_will_be(num_slots: int, gap: float, seed: int, max_wait: float) -> None:
+    """Callers come steadily, faster than they can be served, and steps cost what is usual. When thirty have ended the
+    engine knows how long one holds his place: it then errs by a third of what they wait, or half a second."""
+    random, at, script = Random(seed), 0.0, list[Utterance]()
+    for _ in range(80):
+        at += random.expovariate(1 / gap)
+        script.append(Utterance(at, random.randint(20, 60)))
+    limits = replace(SMALL, num_slots=num_slots, num_pages=400, max_queued=100, max_wait=max_wait)
+    played = Run(Scenario(tuple(script), limits=limits, seed=seed))
+    ends = [at for at, output in played.outputs if isinstance(output, Finished)]
+    assert len(ends) == len(script)
+    told = waits(played, ends[30])
+    assert all(0 <= predicted < inf for predicted, _ in waits(played, 0.0))
+    assume(told)
+    error = mean(abs(predicted - real) for predicted, real in told)
+    assert error <= mean(real for _, real in told) / 3 + 0.5

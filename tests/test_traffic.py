@@ -7,8 +7,9 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from prior_costs import PriorCosts
 
-from engine.simulator import PriorCosts, simulate
+from engine.simulator import simulate
 from engine.stream import frame_limit
 from engine.traffic import NEVER, SPEC, Moods, Utterance, moody, poisson, read_trace, write_trace
 

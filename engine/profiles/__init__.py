@@ -9,6 +9,8 @@ from engine.machine import write_json
 from engine.profile import Profile
 
 FOLDER = Path(__file__).parent
+LONG = ("order", "costs")
+"""Of a profile's fields, so that they stay last in its file."""
 
 
 def names() -> list[str]:
@@ -46,8 +48,9 @@ def own(voice: str, device: str) -> Profile | None:
     return read(FOLDER / f"{name}.json") if name in names() else None
 
 
-def store_load(path: Path, load: float) -> None:
-    """Write the load into the profile's file. Raises OSError."""
+def store_load(path: Path, load: float, rated_load: float | None = None) -> None:
+    """Write the loads into the profile's file; a rated load that is None leaves the one it has. Raises OSError."""
     data = json.loads(path.read_text())
-    costs = data.pop("costs")  # long, so it stays last
-    write_json(str(path), {**data, "load": load, "costs": costs})
+    long = {name: data.pop(name) for name in LONG if name in data}
+    rated = {} if rated_load is None else {"rated_load": rated_load}
+    write_json(str(path), {**data, "load": load, **rated, **long})

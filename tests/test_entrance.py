@@ -10,82 +10,13 @@ from math import inf
 import pytest
 from scripted_engine import Engine, Fixed, submit
 
-from engine import estimate
-from engine.core import Chunk, ErrorCode, Failed, Finished, Limits, Queued, RequestStats, Stage
-from engine.predictor import Playback, PlaybackClock, Predictor
-from engine.room import MOST, Room
+from engine.core import Chunk, ErrorCode, Failed, Finished, Limits, Queued, Stage
 
 ONE = Limits(num_slots=8, num_pages=400, max_batch=dict.fromkeys(Stage, 1), max_wait=4.0)
 
 
 def engine(limits: Limits = ONE, **frames: int) -> Engine:
     return Engine(limits, frames={int(name[1:]): count for name, count in frames.items()})
-
-
-class TestRoom:
-    def test_the_share_of_two_streams_in_steps_of_one(self) -> None:
-        room = Room(Fixed(), ONE, 0.08)
-        assert room.share(1) == pytest.approx(0.030 / 0.080 + 0.020 / 5)
-        assert room.share(2) == pytest.approx(2 * room.share(1))
-        room.take(1, 100.0)
-        assert (room.fits(1), room.fits(2)) == (True, False)
-
-    def test_a_shared_step_is_shared_by_all_its_rows(self) -> None:
-        room = Room(Fixed(), replace(ONE, max_batch=dict.fromkeys(Stage, 8)), 0.08)
-        assert room.share(8) == pytest.approx(0.030 / 0.080 + 8 * 0.020 / 5)
-        assert room.share(16) == pytest.approx(2 * room.share(8))
-
-    def test_it_grows_with_every_stream(self) -> None:
-        """Sixteen of the H200's share a frame of 19 ms: eighty would take 1.2 times what there is."""
-        profile = estimate.profile()
-        assert profile.limits is not None
-        room = Room(Predictor(profile), profile.limits, 0.08)
-        shares = [room.share(streams) for streams in range(1, 129)]
-        assert shares == sorted(shares)
-        assert shares[40 - 1] < MOST < 1.1 < shares[80 - 1]
-
-    def test_alone_everybody_fits(self) -> None:
-        assert Room(Fixed(), ONE, 0.08).fits(1000)
-
-    def test_waiting_goes_by_the_usual_holding_time(self) -> None:
-        """Two have places and no third one fits: one has to end for one more, two for two more, in 5 s both."""
-        room = Room(Fixed(), ONE, 0.08)
-        first = room.take(1, 100.0)
-        room.take(1, 100.0)
-        assert (room.wait(1), room.wait(2)) == (2.5, 5.0)
-        room.leave(first, None, 101.0)
-        assert room.wait(2) == pytest.approx(4.6)  # it held for 1 s
-
-    def test_short_utterances_have_many_prompts(self) -> None:
-        room = Room(Fixed(), ONE, 0.08)
-        usual = room.share(1)
-        spent = dict.fromkeys(Stage, 0.0) | {Stage.TEXT: 0.010, Stage.PREFILL: 0.010}
-        for _ in range(50):
-            room.learn(RequestStats(0.0, 0.1, 0.2, 5, 0.4, spent))
-        assert room.share(1) == pytest.approx(usual - 0.004 + 0.020 / 0.4, rel=0.02)
-
-    def test_a_place_is_kept_until_its_last_word_was_heard_and_a_second_more(self) -> None:
-        room, heard = Room(Fixed(), ONE, 0.08), Playback(PlaybackClock(origin=100.0, at=100.0), 0.0, 4.0)
-        place = room.take(1, 100.0)
-        room.leave(place, heard, 101.0)
-        room.expire(104.9)
-        assert (room.has(place), room.next_end(104.9)) == (True, 105.0)
-        room.expire(105.0)
-        assert not room.has(place)
-        assert room.wait(1) == pytest.approx(5.0 * 0.9 + 4.0 * 0.1)
-
-    def test_a_paused_listener_keeps_it(self) -> None:
-        room, heard = Room(Fixed(), ONE, 0.08), Playback(PlaybackClock(100.0, 1.0, 101.0), 0.0, 4.0)
-        place = room.take(1, 100.0)
-        room.leave(place, heard, 101.0)
-        room.expire(1000.0)
-        assert room.has(place)
-
-    def test_whoever_never_says_where_he_stands_does_not(self) -> None:
-        room = Room(Fixed(), ONE, 0.08)
-        place = room.take(1, 100.0)
-        room.leave(place, Playback(PlaybackClock(origin=100.0), 0.0, 4.0), 101.0)
-        assert not room.has(place)
 
 
 class TestAnswers:

@@ -1,0 +1,99 @@
+"""Judges what each stream needs next and how long that can wait. It does not choose between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, inf
+
+from engine import chunking
+from engine.chunking import fitting, goal
+from engine.core import Limits, Stage, num_sequences
+from engine.policy import Candidate, Policy
+from engine.predictor import Predictor, bucket
+from engine.stream import Stream
+
+CODEC, PREFILL, TEXT = Stage.CODEC, Stage.PREFILL, Stage.TEXT
+SMALLEST_PREFILL = 16
+"""Prompt positions that one prefill step may have, however long it takes."""
+
+
+class Judge:
+    """By the Predictor's costs, for a policy that sends chunks in part or does not."""
+
+    def __init__(self, predictor: Predictor, limits: Limits, policy: Policy, max_lead: float) -> None:
+        self._predictor, self._limits, self._max_lead = predictor, limits, max_lead
+        self._first_chunk = policy.first_chunk
+        self._sendable = chunking.sendable if policy.paced else chunking.whole
+        self._parts = {guided: self._part(guided) for guided in (False, True)}
+        """By what is known now and not later: how a prompt is parted may change the last bit of what is computed, and
+        a request's codes must not depend on the load."""
+        self.pace = predictor.pace(1, limits)
+        """Of the streams that were judged last."""
+
+    def judge(self, streams: Sequence[Stream], now: float) -> list[Candidate]:
+        """What each of them needs, and its slack, if all of them share the device."""
+        guided = any(stream.guided for stream in streams)
+        self.pace = pace = self._predictor.pace(len(streams), self._limits, guided)
+        margin, most, frame, codec = pace.margin, pace.largest, pace.frame, pace.codec
+        first, least, sendable, candidates = self._first_chunk, frame + codec[1], self._sendable, list[Candidate]()
+        for stream in streams:  # no calls that can be spared: this is the larger part of planning
+            left = stream.playback.left(now) - margin if stream.sent or stream.continues else -inf
+            pending = stream.made - stream.sent
+            if pending:
+                if stream.reason is not None:
+                    size = fitting(pending, most)
+                else:
+                    size = sendable(pending, goal(stream.chunks, most, first), left, frame, codec)
+                if size:
+                    candidates.append(Candidate(stream, CODEC, size, left - codec[size]))
+                else:  # they could be sent instead
+                    slack = left - codec[fitting(pending, most)]
+                    candidates.append(Candidate(stream, stream.stage, 1, slack, True))
+            elif stream.prefilled < stream.prompt_length:
+                candidates.append(self._opening(stream, left - least))
+            else:
+                candidates.append(Candidate(stream, stream.stage, 1, left - least))
+        return candidates
+
+    def _wanted(self, stream: Stream) -> int:
+        """Frames that its next chunk should have."""
+        return goal(stream.chunks, self.pace.largest, self._first_chunk)
+
+    def goals(self, candidates: Sequence[Candidate]) -> dict[int, int]:
+        """Of chunks that are to be sent in part, by request: the frames that they should have, for an explanation."""
+        chunks = [c.stream for c in candidates if c.stage is CODEC and c.stream.reason is None]
+        sizes = {c.stream.request_id: c.count for c in candidates}
+        wanted = {stream.request_id: self._wanted(stream) for stream in chunks}
+        return {number: frames for number, frames in wanted.items() if sizes[number] < frames}
+
+    def _opening(self, stream: Stream, left: float) -> Candidate:
+        """Its prompt is not in yet: `left` is what there is time for, without that."""
+        missing, part = stream.prompt_length - stream.prefilled, self._parts[stream.guided]
+        count = min(missing, part)
+        seconds = ceil(missing / part) * self._prefill_cost(count, stream.guided)
+        if stream.stage is TEXT:
+            count = stream.text_tokens
+            seconds += self._predictor.cost(TEXT, 1, count)
+        return Candidate(stream, stream.stage, count, left - seconds)
+
+    def _part(self, guided: bool) -> int:
+        """Prompt positions that one prefill step has time for."""
+        count = self._limits.max_prefill_tokens
+        while count > SMALLEST_PREFILL and self._prefill_cost(count, guided) > self._limits.max_step_seconds:
+            count = bucket(count) // 2
+        return count
+
+    def _prefill_cost(self, count: int, guided: bool) -> float:
+        return self._predictor.cost(PREFILL, num_sequences(PREFILL, 1, guided), count)
+
+    def slack(self, stream: Stream, now: float) -> float:
+        """Chunk.slack of the chunk just delivered. A stream that is held goes on when only max_lead is left."""
+        playback, pending, pace = stream.playback, stream.pending, self.pace
+        if stream.reason is not None:
+            size = fitting(pending, pace.largest)
+        else:
+            size = chunking.expected(pending, self._wanted(stream), playback.left(now), pace.frame, pace.codec)
+        reserve = playback.deadline(now) - now
+        if playback.clock.known:
+            reserve = min(reserve, self._max_lead)
+        return reserve - chunking.seconds(size, pending, pace.frame, pace.codec)
