@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine import __main__ as engine_commands
+from engine.command import add_voice_options, runtime_config
+from engine.options import number, patience, port, positive, seconds
 
 PROGRAM = "breezert"
 COMMANDS = {
@@ -19,27 +21,11 @@ COMMANDS = {
 """What is not the engine's."""
 
 
-def port(text: str) -> int:
-    """An argparse type."""
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {value}")
-    return value
-
-
-def patience(text: str) -> float:
-    """An argparse type: seconds from 0 to inf."""
-    value = float(text)
-    if not value >= 0:  # also for NaN
-        raise argparse.ArgumentTypeError(f"must be seconds from 0 on, or inf, got {text}")
-    return value
-
-
 def serve_parser() -> argparse.ArgumentParser:
     """The options of `serve`. Unknown ones are errors."""
     from agent.serve import ServeConfig
 
-    default, positive = ServeConfig(), engine_commands.positive
+    default = ServeConfig()
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} serve", allow_abbrev=False, description="Serve voice calls.")
     add = parser.add_argument
     add(
@@ -48,7 +34,7 @@ def serve_parser() -> argparse.ArgumentParser:
         help="address to bind; other than loopback needs a token (default: %(default)s)",
     )
     add("--port", type=port, default=default.port, help="0 takes a free one (default: %(default)s)")
-    engine_commands.add_voice_options(parser)
+    add_voice_options(parser)
     add("--token", help="clients must send it as a Bearer token; --token-file keeps it out of the process list")
     add("--token-file", type=Path, metavar="FILE", help="holds the token and nothing else")
     add("--tls-cert", type=Path, metavar="FILE", help="PEM certificate chain")
@@ -61,7 +47,7 @@ def serve_parser() -> argparse.ArgumentParser:
     )
     add(
         "--max-peers",
-        type=engine_commands.positive,
+        type=positive,
         default=default.limits.max_peers,
         help="calls at once (default: %(default)s)",
     )
@@ -81,13 +67,13 @@ def serve_parser() -> argparse.ArgumentParser:
     )
     add(
         "--max-rate",
-        type=float,
+        type=number,
         default=default.access.rate,
         help="requests a second of one address (default: %(default)s)",
     )
     add(
         "--drain",
-        type=float,
+        type=seconds,
         default=default.drain,
         metavar="SECONDS",
         help="what is being said may take so long after SIGTERM (default: %(default)s)",
@@ -109,7 +95,7 @@ def serve(argv: Sequence[str]) -> int:
             args.host, args.token, args.token_file, args.allow_host, args.allow_origin, args.max_rate
         )
         limits = CallLimits(max_peers=args.max_peers, max_queued=args.max_queued)
-        runtime = replace(engine_commands.runtime_config(args), max_wait=args.max_wait)
+        runtime = replace(runtime_config(args), max_wait=args.max_wait)
         config = server.ServeConfig(runtime, access, limits, args.port, args.tls_cert, args.tls_key, args.drain)
         server.run(config)
     except server.ServeError as error:

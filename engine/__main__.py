@@ -6,121 +6,30 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from math import inf
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
 from engine import __version__, profiles
+from engine.bench_commands import add_bench_commands
+from engine.command import add_voice_options, command, console, runtime_config, started
 from engine.core import Request, SamplingParams
 from engine.machine import check_writable, describe, write_json
-from engine.messages import EMBEDDED_VOICE, RuntimeConfig
+from engine.options import number, positive, positive_number, ppm, seed, setting, share, whole
 from engine.policies import NAMES as POLICIES
-from engine.policies import PREDICTOR
 from engine.profile import Profile
-from engine.runtime import Runtime
 
 if TYPE_CHECKING:
+    from engine.command import Commands
     from engine.contest import Race
 
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
-console = Console(stderr=True)
 REQUESTS, SWEEP_SEEDS = 300, 20
 """Of `simulate`, unless it is told otherwise."""
-GAPS_REQUESTS = 60
-"""Of `bench gaps`: at a load of 1, about four minutes."""
 HUNG_UP = 141
 """Exit status when nobody reads standard output any more: that of a program that SIGPIPE ends."""
 OVERHEAD_RUNS = 20
 """Of `calibrate`, at most: each takes about a second."""
-
-
-def whole(text: str) -> int:
-    """An argparse type."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
-
-
-def number(text: str) -> float:
-    """An argparse type."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
-
-
-def positive(text: str) -> int:
-    """An argparse type."""
-    value = whole(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-def positive_number(text: str) -> float:
-    """An argparse type."""
-    value = number(text)
-    if not 0 < value < inf:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return value
-
-
-def share(text: str) -> float:
-    """An argparse type."""
-    value = number(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text}")
-    return value
-
-
-def ppm(text: str) -> float:
-    """An argparse type."""
-    value = number(text)
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"must be from 0 to below a million, got {text}")
-    return value
-
-
-def add_voice_options(parser: argparse.ArgumentParser) -> None:
-    """The options that choose what speaks and where, the same for every command that loads a voice."""
-    add = parser.add_argument
-    add(
-        "--voice",
-        type=Path,
-        metavar="FOLDER",
-        default=EMBEDDED_VOICE,
-        help="checkpoint folder of the official layout (default: the embedded voice)",
-    )
-    add("--device", default="auto", metavar="auto|cpu|cuda", help="where the stages run (default: %(default)s)")
-    add("--dtype", choices=("fp32", "bf16"), help="default: bf16 on CUDA, fp32 on the CPU")
-    add("--threads", type=positive, metavar="N", help="CPU threads of one operation (default: 1)")
-    add(
-        "--in-process",
-        action="store_true",
-        help="the engine in a thread of this process: for debuggers; media then shares its interpreter",
-    )
-    add("--profile", metavar="NAME|FILE", help="what steps cost, by calibrate (default: for this voice and device)")
-    add("--explain", action="store_true", help="print a line for each decision of the scheduler on standard error")
-
-
-def runtime_config(args: argparse.Namespace) -> RuntimeConfig:
-    """What add_voice_options understood. Raises FileNotFoundError."""
-    config = RuntimeConfig(args.voice, args.device, args.dtype, args.in_process, threads=args.threads)
-    profile = profiles.find(args.profile) if args.profile else None
-    return replace(config, profile=profile, explain=args.explain)
-
-
-def started(config: RuntimeConfig) -> Runtime:
-    """The engine, loaded while a spinner turns. Raises EngineError."""
-    with console.status(f"loading the voice {config.voice.name}"):
-        return Runtime.start(config)
 
 
 def say(args: argparse.Namespace) -> int:
@@ -165,7 +74,7 @@ def simulate(args: argparse.Namespace) -> int:
     else:
         data = command.compare(asked, console, print if args.explain else None)
     if args.store:
-        profiles.store_load(path, data["load"])
+        profiles.store_load(path, data["load"], data["rated_load"])
     if args.json:
         write_json(args.json, {**data, **describe("simulated", args.argv)})
     return 0
@@ -218,75 +127,6 @@ def base_race(args: argparse.Namespace, profile: Profile) -> Race:
     return Race(load=load, seed=args.seed, requests=args.requests or REQUESTS, burst=args.burst or 1, moods=moods)
 
 
-def bench(args: argparse.Namespace) -> int:
-    from engine.bench import run
-
-    with started(replace(runtime_config(args), max_wait=inf)) as runtime:
-        rows = run(runtime, args.streams, args.rounds, console)
-        if args.json:
-            write_json(args.json, {**describe(runtime.device, args.argv), "rows": [asdict(row) for row in rows]})
-    return 0
-
-
-def gaps(args: argparse.Namespace) -> int:
-    from engine import bench_gaps
-    from engine.traffic import read_trace, write_trace
-
-    if args.trace and {args.load, args.requests} != {None}:
-        raise ValueError("--trace says who comes when: leave out --load and --requests")
-    trace = read_trace(args.trace) if args.trace else None
-    if args.save_trace:
-        check_writable(str(args.save_trace))
-    with started(bench_gaps.unrefusing_config(runtime_config(args), args.policy)) as runtime:
-        profile = gaps_profile(args.profile, runtime)
-        callers = trace or bench_gaps.script(args.requests or GAPS_REQUESTS, args.load or 1.0, args.seed, runtime.spec)
-        comparison = bench_gaps.compare(runtime, callers, args.policy, profile, args.seed, console)
-    console.print(bench_gaps.table(comparison))
-    if args.save_trace:
-        write_trace(args.save_trace, comparison.trace)
-    if args.json:
-        asked = {"load": None if trace else args.load or 1.0, "seed": args.seed}
-        write_json(args.json, {**describe(runtime.device, args.argv), **asked, **comparison.to_dict()})
-    return 0
-
-
-def gaps_profile(name: str | None, runtime: Runtime) -> Profile:
-    """The one that was asked for, or the one of this voice on this device. Raises OSError and ValueError."""
-    own = profiles.name_of(runtime.spec.name, runtime.device)
-    if name is None and own not in profiles.names():
-        raise ValueError(f"no profile {own!r} comes with the engine: have calibrate write one and give it as --profile")
-    path = profiles.find(name or own)
-    return replace(profiles.read(path), name=path.stem)
-
-
-def plan(args: argparse.Namespace) -> int:
-    from engine import bench_plan
-
-    rows = bench_plan.run(args.streams, args.steps, console)
-    if args.json:
-        figures = {"rows": [asdict(row) for row in rows], "growth_over_n_log_n": bench_plan.growth(rows)}
-        write_json(args.json, {**describe("simulated", args.argv), **figures})
-    return 0
-
-
-def determinism(args: argparse.Namespace) -> int:
-    from engine import bench, determinism
-    from engine import device as devices
-    from engine.executor import load
-
-    model, _, limits = load(runtime_config(args))
-    rows = determinism.compare(model, limits, bench.SENTENCES, args.shapes)
-    if args.json:
-        device = devices.name(model.device)
-        write_json(args.json, {**describe(device, args.argv), "rows": [asdict(row) for row in rows]})
-    table = Table("shape", "requests", "equal to shape 1", "largest margin where they part")
-    for row in rows:
-        margin = "-" if row.largest_margin is None else f"{row.largest_margin:.1e}"
-        table.add_row(str(row.shape), str(row.requests), f"{row.equal_share:.0%}", margin)
-    console.print(table)
-    return 0 if all(row.ok for row in rows) else 1
-
-
 def calibrate(args: argparse.Namespace) -> int:
     if args.estimate:
         from engine import estimate
@@ -309,7 +149,7 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--requests", type=positive, metavar="N", help=f"of each run (default: {REQUESTS})")
     add("--load", type=positive_number, metavar="X", help="mean number of streams at once (default: the profile's own)")
-    add("--seed", type=whole, default=0, metavar="N", help="of the callers and the device (default: %(default)s)")
+    add("--seed", type=seed, default=0, metavar="N", help="of the callers and the device (default: %(default)s)")
     add(
         "--seeds",
         type=positive,
@@ -330,26 +170,8 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
     add("--explain", action="store_true", help="print a line for each decision, of one policy in one run")
 
 
-def add_gaps_options(parser: argparse.ArgumentParser) -> None:
-    """Of `bench gaps`."""
-    add = parser.add_argument
-    add("--requests", type=positive, metavar="N", help=f"they speak in real time (default: {GAPS_REQUESTS})")
-    add("--load", type=positive_number, metavar="X", help="mean number of streams at once (default: 1)")
-    add("--seed", type=whole, default=0, metavar="N", help="of the callers (default: %(default)s)")
-    add("--policy", choices=POLICIES, default=PREDICTOR, metavar="NAME", help=f"out of {', '.join(POLICIES)}")
-    add("--trace", type=Path, metavar="FILE", help="who calls when, in JSON lines, instead of random callers")
-    add(
-        "--save-trace",
-        type=Path,
-        metavar="FILE",
-        help="write who really called when, for --trace, here or of simulate: that one draws the speed of its device, "
-        "so its figures are others than those of the simulation here",
-    )
-    add("--json", metavar="FILE")
-
-
 SAMPLING: dict[str, tuple[Callable[[str], float], str]] = {
-    "seed": (whole, "the same seed gives the same codes, and audio within one step of 16 bits; default 42"),
+    "seed": (seed, "the same seed gives the same codes, and audio within one step of 16 bits; default 42"),
     "temperature": (number, "0 is greedy"),
     "depth_temperature": (number, "of codes 1 to 15"),
     "top_k": (whole, "0 is off"),
@@ -382,74 +204,29 @@ def parser(program: str, others: Others) -> argparse.ArgumentParser:
 
 def add_engine_commands(commands: Commands) -> Commands:
     """Every command of this file; returns the kinds of `bench`."""
-    p = commands.add_parser("say", help="speak a text into a WAV file", allow_abbrev=False)
-    p.set_defaults(run=say)
+    add_say_options(command(commands, "say", say, "speak a text into a WAV file"))
+    p = command(commands, "verify", verify, "compare a checkpoint with its expected tensors")
+    p.add_argument("folder", type=Path, help="holds checkpoint/ and expected_*.safetensors")
+    add_simulate_options(command(commands, "simulate", simulate, "compare scheduling policies on a fake clock"))
+    kinds = add_bench_commands(commands.add_parser("bench", help="measure the real engine", allow_abbrev=False))
+    p = command(commands, "calibrate", calibrate, "measure stage costs for the Predictor")
+    p.add_argument("-o", "--output", dest="json", required=True, metavar="FILE")
+    p.add_argument("--runs", type=positive, default=60, help="rounds of one utterance; of n at once an n-th of them")
+    p.add_argument("--estimate", action="store_true", help="measure nothing: write the synthetic profile h200-estimate")
+    add_voice_options(p)
+    return kinds
+
+
+def add_say_options(p: argparse.ArgumentParser) -> None:
+    """Of `say`."""
     p.add_argument("text")
     p.add_argument("-o", "--output", required=True, metavar="FILE", help="WAV file, or - for standard output")
     p.add_argument("--stats", action="store_true", help="print TTFA, RTF and stage times")
     p.add_argument("--speaker", default="S0")
     p.add_argument("--instruction", default="", help="how to speak, where the voice understands instructions")
     for name, (kind, text) in SAMPLING.items():
-        p.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+        p.add_argument(f"--{name.replace('_', '-')}", type=setting(name, kind), help=text)
     add_voice_options(p)
-
-    p = commands.add_parser("verify", help="compare a checkpoint with its expected tensors", allow_abbrev=False)
-    p.set_defaults(run=verify)
-    p.add_argument("folder", type=Path, help="holds checkpoint/ and expected_*.safetensors")
-
-    p = commands.add_parser("simulate", help="compare scheduling policies on a fake clock", allow_abbrev=False)
-    p.set_defaults(run=simulate)
-    add_simulate_options(p)
-
-    p = commands.add_parser("bench", help="measure the real engine", allow_abbrev=False)
-    kinds = p.add_subparsers(required=True, metavar="WHAT")
-    p = kinds.add_parser(
-        "speech",
-        help="TTFA, RTF and gaps by number of streams",
-        description="So many utterances begin at once, again and again; admission is off.",
-        allow_abbrev=False,
-    )
-    p.set_defaults(run=bench)
-    p.add_argument("--streams", type=positive, nargs="+", default=[1, 2])
-    p.add_argument("--rounds", type=positive, default=10, help="utterances a stream")
-    p.add_argument("--json", metavar="FILE")
-    add_voice_options(p)
-
-    p = kinds.add_parser(
-        "gaps",
-        help="callers in real time, and what the simulator makes of the same ones",
-        description="Callers come as in simulate and speak in real time; admission is off. Utterances last 2 to 20 s, "
-        "but no longer than the voice speaks well: 8 s with the embedded one.",
-        allow_abbrev=False,
-    )
-    p.set_defaults(run=gaps)
-    add_gaps_options(p)
-    add_voice_options(p)
-
-    p = kinds.add_parser(
-        "plan",
-        help="what the scheduler's planning costs",
-        description="Each number of streams is measured twice: with admission off, and at overload, with it on.",
-        allow_abbrev=False,
-    )
-    p.set_defaults(run=plan)
-    p.add_argument("--streams", type=positive, nargs="+", default=[8, 16, 32, 64, 128, 256], metavar="N")
-    p.add_argument("--steps", type=positive, default=2000, metavar="N", help="that count (default: %(default)s)")
-    p.add_argument("--json", metavar="FILE")
-
-    p = kinds.add_parser("determinism", help="codes by the shape of the batch", allow_abbrev=False)
-    p.set_defaults(run=determinism)
-    p.add_argument("--shapes", type=positive, nargs="+", default=[2, 4, 8])
-    p.add_argument("--json", metavar="FILE")
-    add_voice_options(p)
-
-    p = commands.add_parser("calibrate", help="measure stage costs for the Predictor", allow_abbrev=False)
-    p.set_defaults(run=calibrate)
-    p.add_argument("-o", "--output", dest="json", required=True, metavar="FILE")
-    p.add_argument("--runs", type=positive, default=60, help="rounds of one utterance; of n at once an n-th of them")
-    p.add_argument("--estimate", action="store_true", help="measure nothing: write the synthetic profile h200-estimate")
-    add_voice_options(p)
-    return kinds
 
 
 def main(

@@ -6,8 +6,9 @@ It knows no model and no scheduling; the definitions are those of metrics.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from statistics import median
 
 import numpy as np
@@ -16,8 +17,8 @@ from rich.progress import track
 from rich.table import Table
 
 from engine.clock import MonotonicClock
-from engine.core import Chunk, End, Failed, Output, Request, RequestStats
-from engine.metrics import missing_seconds
+from engine.core import Chunk, End, Failed, Output, Request, RequestStats, SamplingParams
+from engine.metrics import missing_seconds, quantile
 from engine.runtime import Runtime
 
 SENTENCES = (
@@ -107,6 +108,38 @@ def speech(runtime: Runtime, streams: int, rounds: int) -> Speech:
         largest_gap_ms=round(max(missing) * 1000, 1),
         audio_seconds=round(audio, 1),
     )
+
+
+def first_audio(runtime: Runtime, request: Request) -> tuple[float, int]:
+    """Seconds until the request's first chunk, and the frames in it. The request is then cancelled, and over when this
+    returns. Raises RuntimeError when it fails or says nothing."""
+    outputs, clock, heard = SimpleQueue[tuple[float, Output]](), MonotonicClock(), (0.0, 0)
+    submitted_at = clock.now()
+    request_id = runtime.submit(request, lambda output: outputs.put((clock.now(), output)))
+    while True:
+        at, output = outputs.get()
+        if isinstance(output, Chunk) and not heard[1]:
+            heard = at - submitted_at, len(output.pcm) // runtime.spec.samples_per_frame
+            runtime.cancel(request_id)
+        elif isinstance(output, Failed):
+            raise RuntimeError(output.message)
+        elif isinstance(output, End):
+            break
+    if not heard[1]:
+        raise RuntimeError("expected a first chunk, got the end of the request; listen to the voice with say")
+    return heard
+
+
+def fixed(sampling: SamplingParams, frames: int) -> SamplingParams:
+    """The same, for speech of exactly so many frames: its end is not drawn before, and then it is cut off."""
+    return replace(sampling, min_frames=frames, max_frames=frames)
+
+
+def p50_p95_ms(seconds: Iterable[float]) -> tuple[float, float]:
+    """Nearest-rank quantiles of values of which there is at least one, in milliseconds."""
+    ordered = sorted(seconds)
+    p50, p95 = (round(1000 * quantile(ordered, share), 3) for share in (0.5, 0.95))
+    return p50, p95
 
 
 def table(rows: Sequence[Speech]) -> Table:

@@ -6,7 +6,7 @@ logits are nearly equal; this counts how often, and how near they were. It knows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 
@@ -14,10 +14,10 @@ from rich.progress import track
 from torch import Tensor
 
 from engine.calibrate import MAX_FRAMES, script
-from engine.core import Limits, Request
+from engine.core import Limits, Request, Stage
 from engine.executor import Executor
 from engine.models import Model
-from engine.sampling import Filter, SamplingRows, SamplingState
+from engine.sampling import ANY, Filter, Flags, SamplingRows, SamplingState
 
 MAX_MARGIN = 1e-4
 """Two logits nearer than this may change places by rounding alone."""
@@ -54,9 +54,12 @@ class WatchedFilter(Filter):
 
     margins: list[Tensor]
 
+    def note(self, scores: Callable[[], Tensor]) -> None:
+        best = scores()[0].topk(2).values
+        self.margins.append(best[0] - best[1])
+
     def scale(self, logits: Tensor) -> Tensor:
-        best = logits.topk(2).values
-        self.margins.append(best[0, 0] - best[0, 1])
+        self.note(lambda: logits)
         return Filter.scale(self, logits)
 
 
@@ -66,26 +69,28 @@ class WatchedSampling(SamplingState):
 
     margins: list[Tensor] = field(default_factory=list)
 
-    def rows(self, slots: Sequence[int]) -> SamplingRows:
-        rows = SamplingState.rows(self, slots)
+    def rows(self, slots: Tensor, flags: Flags = ANY) -> SamplingRows:
+        rows = SamplingState.rows(self, slots, flags)
         return replace(rows, first=self._watch(rows.first), depth=self._watch(rows.depth))
 
     def _watch(self, kept: Filter) -> WatchedFilter:
         return WatchedFilter(**{f.name: getattr(kept, f.name) for f in fields(kept)}, margins=self.margins)
 
 
-def compare(model: Model, limits: Limits, texts: Sequence[str], shapes: Sequence[int]) -> list[Row]:
-    """Greedy codes of every text at every shape, each against shape 1."""
+def compare(
+    model: Model, limits: Limits, texts: Sequence[str], shapes: Sequence[int], fused: frozenset[Stage] = frozenset()
+) -> list[Row]:
+    """Greedy codes of every text at every shape, each against shape 1; by fused kernels in the stages `fused`."""
     runs = {
-        shape: run_all(model, replace(limits, batches=(shape,)), texts)
+        shape: run_all(model, replace(limits, batches=(shape,)), texts, fused)
         for shape in track((1, *shapes), description="speaking", transient=True)
     }
     return [contrast(shape, runs[1], runs[shape]) for shape in shapes]
 
 
-def run_all(model: Model, limits: Limits, texts: Sequence[str]) -> list[Run]:
-    """Each text alone, padded to the one shape of the limits' ladder."""
-    executor = Executor(model, limits)
+def run_all(model: Model, limits: Limits, texts: Sequence[str], fused: frozenset[Stage] = frozenset()) -> list[Run]:
+    """Each text alone, padded to the one shape of the limits' ladder; nothing is captured, so that draws are seen."""
+    executor = Executor(model, limits, fused)
     return [run_one(model, executor, limits, text) for text in texts]
 
 

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
+
+Body = Callable[[Tensor], tuple[Tensor, ...]]
+"""Integers on the device -> what the host is to know."""
+Pool = Any
+"""Memory that graphs share."""
+COMPILERS = 12
+"""Threads that compile kernels."""
 
 
 def choose(name: str) -> torch.device:
@@ -27,6 +40,115 @@ def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
     if name not in dtypes:
         raise ValueError(f"--dtype must be fp32 or bf16, got {name!r}")
     return dtypes[name]
+
+
+def slots(device: torch.device) -> int:
+    """Requests at once that the device is good for."""
+    return 8 if device.type == "cpu" else 256
+
+
+def room(device: torch.device) -> float:
+    """Bytes that keys and values may take, beside all that runs: on CUDA, half of what is free."""
+    return inf if device.type == "cpu" else free_memory(device) / 2
+
+
+def captures(device: torch.device) -> bool:
+    """Whether work can be captured as graphs and run by fused kernels there."""
+    return device.type == "cuda"
+
+
+def launches_overlap(device: torch.device) -> bool:
+    """Whether a kernel may start while the one before it still runs (programmatic dependent launch)."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes, without those that PyTorch keeps for later."""
+    if device.type == "cpu":
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def memory_told(device: torch.device) -> str:
+    """What is free, in words."""
+    free, total = torch.cuda.mem_get_info(device)
+    return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
+
+
+def count_compiles(device: torch.device) -> Callable[[], int]:
+    """A counter of the kernels that are compiled from now on."""
+    compiled = [0]
+
+    def compiling(*_: object, **__: object) -> None:
+        compiled[0] += 1
+
+    if device.type == "cuda":
+        import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]  # with PyTorch's CUDA build
+
+        triton.knobs.runtime.jit_post_compile_hook = compiling
+    return lambda: compiled[0]
+
+
+def compile_all(work: Sequence[tuple[Body, int]], device: torch.device) -> None:
+    """Runs each body once, on so many zeros, so that its kernels are there; several at a time, as compiling is work of
+    the host. Raises RuntimeError (memory)."""
+
+    def once(body: Body, size: int) -> None:
+        with torch.inference_mode():
+            body(torch.zeros(size, dtype=torch.int64, device=device))
+
+    with ThreadPoolExecutor(COMPILERS) as pool:
+        for done in [pool.submit(once, *one) for one in work]:
+            done.result()
+    synchronise(device)
+
+
+def new_pool(device: torch.device) -> Pool:
+    """For graphs of which no two run at once."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+class Graph:
+    """Work that is captured once and replayed (CUDA graphs): it takes integers and returns what the host is to know.
+    Nothing in it may wait for the device, nor have a shape that depends on data. The CPU just does it again."""
+
+    def __init__(self, body: Body, size: int, device: torch.device, pool: Pool) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._staging = torch.zeros(size, dtype=torch.int64, pin_memory=self._on_cuda)
+        self._host = self._staging.numpy()
+        self._values, self._body = self._staging.to(device), body
+        outputs = body(self._values)
+        self._outputs = [torch.empty_like(out, device="cpu", pin_memory=self._on_cuda) for out in outputs]
+        if self._on_cuda:
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call,unused-ignore]
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, pool=pool):
+                self._run()
+
+    def __call__(self, values: NDArray[np.int64]) -> Sequence[Tensor]:
+        """Starts it. What it returns is there for `fetch`, until it is called again."""
+        if not self._on_cuda:
+            self._host[:] = values
+            self._run()
+            return self._outputs
+        self._done.synchronize()  # or the values of the call before would be written over
+        self._host[:] = values
+        self._graph.replay()
+        self._done.record()
+        return self._outputs
+
+    def _run(self) -> None:
+        self._values.copy_(self._staging, non_blocking=True)
+        for host, out in zip(self._outputs, self._body(self._values), strict=True):
+            host.copy_(out, non_blocking=True)
+
+
+def fetch(outputs: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """Waits for the device, and copies what it made."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call,unused-ignore]
+        torch.cuda.current_stream().synchronize()
+    return [out.cpu().numpy().copy() for out in outputs]
 
 
 def synchronise(device: torch.device) -> None:

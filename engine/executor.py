@@ -1,47 +1,93 @@
-"""Runs a Step on the model: gathers slots into a batch, calls one of the model's functions, scatters what it made.
+"""Runs a Step on the model: deals its rows to shapes, packs what the device has to know, and reads back what it made.
 
 It does not know why a step was chosen, what a deadline is, or who listens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from engine import device as devices
-from engine import models
-from engine.batch import PAGES, TOKENS, Batch, bucket
-from engine.core import Limits, ModelSpec, PromptRow, Row, Stage, Step, StepResult, TextSegment
+from engine import models, random_weights
+from engine.batch import PAGES, Batch, bucket
+from engine.core import (
+    PCM,
+    Admission,
+    Codes,
+    Limits,
+    PromptRow,
+    ReferenceSegment,
+    Row,
+    Stage,
+    Step,
+    StepResult,
+    TextSegment,
+)
 from engine.messages import RuntimeConfig
-from engine.models import Model
+from engine.models import Model, State
+from engine.sampling import ANY, GREEDY, Flags, settings
+from engine.shapes import Shape, Work, codec_parts, dealt, ladder, token_shape
+from engine.stages import Stages
+
+Progress = Callable[[Sequence[Shape]], Iterable[Shape]]
+Parts = list[Any]
+"""What a shape's integers are, see Stages.fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A text segment's place in a slot's prompt."""
+
+    slot: int
+    start: int
+    segment: TextSegment
+    admission: Admission
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The positions of a prompt that one prefill step enters into one sequence."""
+
+    slot: int
+    start: int
+    length: int
+    ends: bool
 
 
 class Executor:
-    """Runs steps one after the other. What outlives a step stands in tensors with a leading slots dimension."""
+    """Runs steps one after the other. Stages in `graphs` run as captured graphs of fused kernels, once `capture` was
+    called; all others op by op."""
 
-    def __init__(self, model: Model, limits: Limits) -> None:
+    def __init__(self, model: Model, limits: Limits, graphs: frozenset[Stage] = frozenset()) -> None:
         self.model = model
         self.device = model.device
-        self._page_size, self._ladder = limits.page_size, limits.batches
-        self.state = model.new_state(limits)
-        slots, spec = limits.num_slots + 1, model.spec
-        self._hidden = torch.zeros(slots, model.width, device=self.device, dtype=model.dtype)
-        self._code0 = torch.zeros(slots, dtype=torch.int64, device=self.device)
-        frames = (slots, spec.max_positions, spec.num_codebooks)
-        self._codes = torch.zeros(frames, dtype=torch.int64, device=self.device)
-        self._prompts: dict[int, Tensor] = {}
-        self._lengths = [0] * slots
-        self._stages: dict[Stage, Callable[[tuple[Row, ...]], StepResult]] = {
+        self._limits, self._graphs = limits, graphs
+        plain = model.plain()
+        fused = model.fused() if graphs and devices.captures(model.device) else plain
+        self.stages = Stages(model, {stage: fused if stage in graphs else plain for stage in Stage}, limits)
+        self._captured: dict[Shape, devices.Graph] = {}
+        self._memory: dict[Shape, int] = {}
+        self._strays = 0
+        self._compiled: Callable[[], int] = lambda: 0
+        self._lengths = [0] * (limits.num_slots + 1)
+        self._runners: dict[Stage, Callable[[tuple[Row, ...]], StepResult]] = {
             Stage.TEXT: self._text,
             Stage.PREFILL: self._prefill,
             Stage.DECODE: self._decode,
             Stage.DEPTH: self._depth,
             Stage.CODEC: self._codec,
         }
+
+    @property
+    def state(self) -> State:
+        return self.stages.state
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
@@ -50,171 +96,218 @@ class Executor:
         A slot's state starts anew with the TEXT step that carries its admission, and nothing that an earlier request
         left in it is read after that.
         """
-        result = self._stages[step.stage](step.rows)
+        result = self._runners[step.stage](step.rows)
         devices.synchronise(self.device)
         return result
+
+    @property
+    def memory(self) -> Mapping[Shape, int]:
+        """What is captured, and the bytes that each took."""
+        return self._memory
+
+    def capture(self, progress: Progress = lambda shapes: shapes) -> None:
+        """Captures every shape that a step can have, in the order of `progress`. Whatever runs afterwards is replayed.
+        Raises RuntimeError when the device has too little memory."""
+        shapes = [self._whole(shape) for shape in ladder(self._limits, self.model.spec.max_positions)]
+        shapes = [shape for shape in shapes if shape.work.stage in self._graphs]
+        with torch.inference_mode():
+            bodies = {shape: self._body(shape) for shape in shapes}
+            devices.compile_all([(bodies[shape], self.stages.size(shape)) for shape in shapes], self.device)
+            pool = devices.new_pool(self.device)
+            for shape in progress(shapes):
+                before = devices.free_memory(self.device)
+                self._captured[shape] = devices.Graph(bodies[shape], self.stages.size(shape), self.device, pool)
+                self._memory[shape] = before - devices.free_memory(self.device)
+        self._compiled = devices.count_compiles(self.device)
+
+    def snapshot(self) -> dict[str, float]:
+        """What should never happen once everything is captured: work without a graph, and kernels that are compiled."""
+        return {"uncaptured_works_total": float(self._strays), "kernels_compiled_total": float(self._compiled())}
+
+    def _body(self, shape: Shape) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
+        return lambda values: self.stages.run(shape, values)
+
+    def _launch(self, shape: Shape, parts: Parts, flags: Flags = ANY) -> Sequence[torch.Tensor]:
+        """Starts the work; `devices.fetch` waits for what it returns."""
+        values = np.concatenate([np.asarray(part, np.int64).ravel() for part in parts])
+        if (graph := self._captured.get(shape)) is not None:
+            return graph(values)
+        self._strays += shape.work.stage in self._graphs
+        return self.stages.run(shape, torch.from_numpy(values).to(self.device), flags)
+
+    def _whole(self, shape: Shape) -> Shape:
+        """With all the pages that a sequence may have: what is captured must do for every length."""
+        backbone = shape.work in (Work.PREFILL, Work.DECODE)
+        return replace(shape, pages=self.state.kv.page_table.shape[1]) if backbone else shape
+
+    def _paged(self, shape: Shape, last: int) -> Shape:
+        """With as many pages as attention up to position `last` has to look at."""
+        whole = self._whole(shape)
+        if whole in self._captured:
+            return whole
+        return replace(shape, pages=min(bucket(last // self._limits.page_size + 1, PAGES), whole.pages))
 
     # ---- text ----
 
     def _text(self, rows: tuple[Row, ...]) -> StepResult:
-        prompts: dict[int, PromptRow] = {}
+        places: list[Place] = []
         for row in rows:
-            prompts.update(self._admit(row))
-        segments = [s for p in prompts.values() for s in p.segments if isinstance(s, TextSegment)]
-        states = self._encode(list(dict.fromkeys(segments)))
-        for slot, prompt in prompts.items():
-            self._lengths[slot] = prompt.length
-            self._prompts[slot] = self._embed(prompt, states)
+            assert row.admission is not None, f"a text row carries its admission, got {row}"
+            places += self._admit(row, row.admission)
+        longest = self.model.spec.max_positions
+        for part in dealt(places, lambda place: place.segment.length, longest, self._limits, Stage.TEXT):
+            self._encode(part, token_shape(part[0].segment.length, longest))
+        for row in rows:
+            self._embed_references(row)
         return StepResult()
 
-    def _admit(self, row: Row) -> dict[int, PromptRow]:
-        """Gives the row's slots a fresh state and their pages; returns each slot's prompt."""
-        assert row.admission is not None, f"a text row carries its admission, got {row}"
-        admission = row.admission
-        for slot, pages in zip(row.slots, admission.pages, strict=True):
-            self.state.kv.assign(slot, pages)
-        self.state.sampling.set(row.slots[0], admission.sampling, admission.prompt.cfg_scale)
-        self.state.codec.reset(self._tensor([row.slots[0]]))
-        return dict(zip(row.slots, admission.prompt.rows, strict=True))
+    def _admit(self, row: Row, admission: Admission) -> Iterator[Place]:
+        """The places of the row's text, slot by slot."""
+        for slot, pages, prompt in zip(row.slots, admission.pages, admission.prompt.rows, strict=True):
+            self._lengths[slot] = prompt.length
+            self.state.sampling.note(slot, admission.sampling)
+            for start, segment in placed(prompt):
+                if isinstance(segment, TextSegment):
+                    yield Place(slot, start, segment, admission, pages)
 
-    def _encode(self, segments: list[TextSegment]) -> dict[TextSegment, Tensor]:
-        """The text states [tokens, width] of each segment, all encoded in one padded batch."""
-        shape = bucket(len(segments), self._ladder), bucket(max(s.length for s in segments), TOKENS)
-        ids = np.zeros(shape, dtype=np.int64)
-        lengths = np.ones(shape[0], dtype=np.int64)  # an empty place attends to one token rather than to none
-        for place, segment in enumerate(segments):
-            ids[place, : segment.length] = segment.ids
-            lengths[place] = segment.length
-        states = self.model.encode_text(self._tensor(ids), self._tensor(lengths))
-        return {segment: states[place, : segment.length] for place, segment in enumerate(segments)}
+    def _encode(self, part: Sequence[Place], length: int) -> None:
+        """Encodes segments into their slots' prompts and gives the slots their pages and settings."""
+        shape = Shape(Work.TEXT, bucket(len(part), self._limits.batches), length)
+        slots, starts, lengths, ids, pages, floats, ints = blank(self.stages.fields(shape))
+        quiet, zeros = settings(GREEDY)
+        floats[:], ints[:] = bits(quiet), zeros
+        for row, place in enumerate(part):
+            slots[row], starts[row], lengths[row] = place.slot, place.start, place.segment.length
+            ids[row, : place.segment.length] = place.segment.ids
+            pages[row, : len(place.pages)] = place.pages
+            own = settings(place.admission.sampling, place.admission.prompt.cfg_scale)
+            floats[row], ints[row] = bits(own[0]), own[1]
+        self._launch(shape, [slots, starts, lengths, ids, pages, floats, ints])
 
-    def _embed(self, prompt: PromptRow, states: dict[TextSegment, Tensor]) -> Tensor:
-        """What the backbone receives, [length, width]: text states, reference frames, audio-EOS (a frame of zeros)."""
+    def _embed_references(self, row: Row) -> None:
+        """Reference frames and, as a frame of zeros, audio-EOS: one gather each, which needs no graph."""
+        assert row.admission is not None
         end = (0,) * self.model.spec.num_codebooks
-        return torch.cat(
-            [
-                states[segment]
-                if isinstance(segment, TextSegment)
-                else self.model.embed_frames(self._tensor([*segment.frames, end]))
-                for segment in prompt.segments
-            ]
-        )
+        for slot, prompt in zip(row.slots, row.admission.prompt.rows, strict=True):
+            for start, segment in placed(prompt):
+                if isinstance(segment, ReferenceSegment):
+                    codes = torch.tensor([*segment.frames, end], device=self.device)
+                    self.stages.prompts[slot, start : start + segment.length] = self.model.embed_frames(codes)
 
     # ---- backbone ----
 
     def _prefill(self, rows: tuple[Row, ...]) -> StepResult:
-        batch = Batch.of(rows, self._ladder)
-        spans = [self._span(row, slot) for row, slot in batch.sequences]
-        tokens = bucket(max(map(len, spans)), TOKENS)
-        embeds = torch.zeros(len(spans), tokens, self.model.width, device=self.device, dtype=self.model.dtype)
-        for place, (span, slot) in enumerate(zip(spans, batch.slots, strict=True)):
-            if span:
-                embeds[place, : len(span)] = self._prompts[slot][span.start : span.stop]
-        offsets = np.arange(tokens)
-        positions = np.array([[span.start] for span in spans]) + offsets
-        valid = offsets < np.array([[len(span)] for span in spans])
-        hidden = self._advance(embeds, positions, valid, batch.slots)
-        self._keep_last(hidden, spans, batch.slots)
-        return self._start_frames(rows)
-
-    def _span(self, row: Row | None, slot: int) -> range:
-        """The positions of the row's chunk that this sequence's own prompt has: guided prompts differ in length."""
-        if row is None:
-            return range(0)
-        length = self._lengths[slot]
-        return range(min(row.start, length), min(row.start + row.count, length))
-
-    def _keep_last(self, hidden: Tensor, spans: list[range], slots: list[int]) -> None:
-        """Stores the state of each prompt's last position when it comes by; the others' go to slot 0."""
-        ends = [
-            slot if span and span.stop == self._lengths[slot] else 0 for span, slot in zip(spans, slots, strict=True)
-        ]
-        last = self._tensor([max(len(span), 1) - 1 for span in spans])
-        self._hidden[self._tensor(ends)] = hidden[torch.arange(len(spans), device=self.device), last]
-
-    def _start_frames(self, rows: tuple[Row, ...]) -> StepResult:
-        """Draws code 0 for the prompts that end here, and only for those."""
+        spans = [span for row in rows for slot in row.slots if (span := self._span(row, slot)).length]
+        longest = min(self._limits.max_prefill_tokens, self.model.spec.max_positions)
+        for part in dealt(spans, lambda span: span.length, longest, self._limits, Stage.PREFILL):
+            self._enter(part, token_shape(part[0].length, longest))
         final = tuple(row for row in rows if row.final)
-        drawn = dict(zip(final, self._first_code(Batch.of(final, self._ladder), 0), strict=True)) if final else {}
-        for slot in (slot for row in final for slot in row.slots):
-            del self._prompts[slot]
+        drawn = dict(zip(final, self._start(final), strict=True)) if final else {}
         return StepResult(ended=tuple(drawn.get(row, False) for row in rows))
 
+    def _span(self, row: Row, slot: int) -> Span:
+        """The positions of the row's chunk that this sequence's own prompt has: guided prompts differ in length."""
+        length = self._lengths[slot]
+        start, stop = min(row.start, length), min(row.start + row.count, length)
+        return Span(slot, start, stop - start, stop == length)
+
+    def _enter(self, part: Sequence[Span], length: int) -> None:
+        shape = Shape(Work.PREFILL, bucket(len(part), self._limits.batches), length)
+        slots, starts, lengths, ends = blank(self.stages.fields(shape))
+        for row, span in enumerate(part):
+            slots[row], starts[row], lengths[row] = span.slot, span.start, span.length
+            ends[row] = span.slot if span.ends else 0
+        last = max(span.start + span.length - 1 for span in part)
+        self._launch(self._paged(shape, last), [slots, starts, lengths, ends])
+
+    def _start(self, rows: tuple[Row, ...]) -> Sequence[bool]:
+        """Draws code 0 for the prompts that have ended: whether speech ends with it."""
+        batch = Batch.of(rows, self._limits.batches)
+        shape = Shape(Work.START, batch.size, paired=batch.paired)
+        return self._ended(batch, shape, [batch.slots, batch.first_slots])
+
     def _decode(self, rows: tuple[Row, ...]) -> StepResult:
-        batch = Batch.of(rows, self._ladder)
-        codes = self._codes[self._tensor(batch.first_slots), self._tensor(batch.starts())]
-        embeds = self.model.embed_frames(codes)
-        if batch.paired:
-            embeds = torch.cat((embeds, embeds))  # both sequences of a guided request hear the same frame
-        positions = np.array([[self._lengths[slot] + row.start if row else 0] for row, slot in batch.sequences])
-        valid = np.array([[row is not None] for row, _ in batch.sequences])
-        self._hidden[self._tensor(batch.slots)] = self._advance(embeds[:, None], positions, valid, batch.slots)[:, 0]
-        return StepResult(ended=self._first_code(batch, np.array(batch.starts()) + 1))
+        batch = Batch.of(rows, self._limits.batches)
+        shape = Shape(Work.DECODE, batch.size, paired=batch.paired)
+        positions = [self._lengths[slot] + row.start if row else 0 for row, slot in batch.sequences]
+        valid = [row is not None for row, _ in batch.sequences]
+        parts = [batch.slots, positions, valid, batch.starts()]
+        return StepResult(ended=tuple(self._ended(batch, self._paged(shape, max(positions)), parts)))
 
-    def _advance(self, embeds: Tensor, positions: Any, valid: Any, slots: list[int]) -> Tensor:
-        pages = bucket(int(positions.max(where=valid, initial=0)) // self._page_size + 1, PAGES)
-        return self.model.backbone(
-            embeds,
-            self._tensor(positions),
-            self._tensor(valid),
-            self.state.kv,
-            self._tensor(slots),
-            min(pages, self.state.kv.page_table.shape[1]),
-        )
-
-    def _first_code(self, batch: Batch, frames: Any) -> tuple[bool, ...]:
-        """Draws code 0 of each request's frame ([size], or one number for all); True where speech ends."""
-        slots = self._tensor(batch.first_slots)
-        frames = self._tensor(np.full(batch.size, frames))
-        sampling = self.state.sampling.rows(batch.first_slots)
-        code0 = self.model.first_code(self._hidden[self._tensor(batch.slots)], sampling, frames)
-        ended = self.model.is_end(code0)
-        self._code0[slots] = code0.masked_fill(ended, 0)  # the end is no code: nobody's row must not look it up
-        self.state.sampling.seen[slots, code0] = True
-        return tuple(ended.tolist()[: len(batch.rows)])
+    def _ended(self, batch: Batch, shape: Shape, parts: Parts) -> Sequence[bool]:
+        (ended,) = devices.fetch(self._launch(shape, parts, self.state.sampling.flags(batch.first_slots)))
+        told: list[bool] = ended[: len(batch.rows)].tolist()
+        return told
 
     # ---- depth and codec ----
 
     def _depth(self, rows: tuple[Row, ...]) -> StepResult:
-        batch = Batch.of(rows, self._ladder)
-        slots, frames = self._tensor(batch.first_slots), self._tensor(batch.starts())
-        hidden = self._hidden[self._tensor(batch.slots)]
-        sampling = self.state.sampling.rows(batch.first_slots)
-        self._codes[slots, frames] = self.model.frame(hidden, self._code0[slots], sampling, frames)
+        batch = Batch.of(rows, self._limits.batches)
+        shape = Shape(Work.DEPTH, batch.size, paired=batch.paired)
+        self._launch(shape, [batch.slots, batch.starts()], self.state.sampling.flags(batch.first_slots))
         return StepResult()
 
     def _codec(self, rows: tuple[Row, ...]) -> StepResult:
-        batch, count = Batch.of(rows, self._ladder), rows[0].count
+        count = rows[0].count
         assert all(row.count == count for row in rows), f"codec rows share one frame count, got {rows}"
-        slots = self._tensor(batch.first_slots)
-        frames = self._tensor(batch.starts())[:, None] + torch.arange(count, device=self.device)
-        codes = self._codes[slots[:, None], frames]
-        pcm = self.model.codec.step(codes, self.state.codec, slots)
-        samples, ids = to_pcm16(pcm).cpu().numpy(), codes.to(torch.int16).cpu().numpy()
-        return StepResult(pcm=tuple(samples[: len(rows)]), codes=tuple(ids[: len(rows)]))
+        pcm: list[PCM] = []
+        codes: list[Codes] = []
+        for part in codec_parts(rows, count, self._limits.batches):
+            batch = Batch.of(part, self._limits.batches)
+            shape = Shape(Work.CODEC, batch.size, count)
+            samples, ids = devices.fetch(self._launch(shape, [batch.first_slots, batch.starts()]))
+            pcm += list(samples[: len(part)])
+            codes += list(ids[: len(part)])
+        return StepResult(pcm=tuple(pcm), codes=tuple(codes))
 
-    def _tensor(self, values: Any) -> Tensor:
-        return torch.as_tensor(np.asarray(values)).to(self.device)
+
+def placed(prompt: PromptRow) -> Iterator[tuple[int, TextSegment | ReferenceSegment]]:
+    """Each segment with its first position."""
+    start = 0
+    for segment in prompt.segments:
+        yield start, segment
+        start += segment.length
 
 
-def load(config: RuntimeConfig) -> tuple[Model, Executor, Limits]:
-    """Loads the voice onto its device. Raises ValueError (also CheckpointError), OSError, or RuntimeError (memory)."""
+def blank(fields: Sequence[tuple[int, ...]]) -> list[NDArray[np.int64]]:
+    return [np.zeros(field, np.int64) for field in fields]
+
+
+def bits(values: Sequence[float]) -> NDArray[np.int64]:
+    """Floats on their way through a tensor of integers."""
+    return np.array(values, np.float64).view(np.int64)
+
+
+def load(config: RuntimeConfig, progress: Progress = lambda shapes: shapes) -> tuple[Model, Executor, Limits]:
+    """Loads the voice onto its device and captures its graphs, in the order of `progress`.
+
+    Raises ValueError (also CheckpointError), OSError, or RuntimeError (memory)."""
     device = devices.choose(config.device)
     devices.set_threads(device, config.threads)
     devices.keep_freed_memory(device)
-    model = models.load(config.voice, device=device, dtype=devices.choose_dtype(config.dtype, device))
-    limits = config.limits or default_limits(model.spec)
-    with torch.inference_mode():
-        return model, Executor(model, limits), limits
+    dtype = devices.choose_dtype(config.dtype, device)
+    if config.random_weights is None:
+        model: Model = models.load(config.voice, device=device, dtype=dtype)
+    else:
+        model = random_weights.load(config.random_weights, device=device, dtype=dtype)
+    limits = config.limits or default_limits(model, config.slots or devices.slots(device))
+    graphs = config.graphs if devices.captures(device) else frozenset()
+    try:
+        with torch.inference_mode():
+            executor = Executor(model, limits, graphs)
+        executor.capture(progress)
+    except torch.OutOfMemoryError as error:
+        asked = f"{limits.num_slots} slots and {limits.num_pages} pages of {limits.page_size} positions"
+        told = f"{devices.memory_told(device)}; lower --slots"
+        raise RuntimeError(f"expected memory for {asked}, {told} ({str(error).split('. ')[0]})") from error
+    return model, executor, limits
 
 
-def default_limits(spec: ModelSpec) -> Limits:
-    """Room for every slot to reach the model's last position."""
-    limits = Limits()
-    pages = -(-spec.max_positions // limits.page_size)
-    return Limits(num_pages=limits.num_slots * pages)
-
-
-def to_pcm16(pcm: Tensor) -> Tensor:
-    """Float samples as 16-bit: clipped to [-1, 1], times 32767, truncated toward zero (as the official code does)."""
-    return (pcm.clamp(-1, 1) * 32767).to(torch.int16)
+def default_limits(model: Model, slots: int) -> Limits:
+    """Room for every slot to reach the model's last position, or as many pages as the device has memory for: a request
+    holds what it may need at most, and one that finds too little waits."""
+    limits = Limits(num_slots=slots)
+    limits = replace(limits, max_batch=dict.fromkeys(Stage, min(slots, limits.batches[-1])))
+    pages = slots * -(-model.spec.max_positions // limits.page_size)
+    fitting = devices.room(model.device) / (model.position_bytes * limits.page_size)
+    return replace(limits, num_pages=int(min(pages, fitting)))

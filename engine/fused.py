@@ -452,7 +452,7 @@ def _nucleus(key, mass, top_p):
 
 
 @triton.jit
-def _drawn(scaled, v, uniform, keep, top_p, V: tl.constexpr, TOP_P: tl.constexpr):
+def _drawn(scaled, v, uniform, keep, top_p, V: tl.constexpr):
     """The id that engine.sampling.draw finds for logits over temperature, scaled [BV] with minus infinity from V on."""
     inside = v < V
     bits = (scaled + 0.0).to(tl.int32, bitcast=True)  # -0.0 equals 0.0
@@ -461,7 +461,7 @@ def _drawn(scaled, v, uniform, keep, top_p, V: tl.constexpr, TOP_P: tl.constexpr
     broken = scaled != scaled
     weight = tl.exp(scaled - tl.max(scaled, 0))
     cut = _kept(key, keep)
-    if TOP_P:
+    if top_p < 1.0:
         mass = tl.where((key >= cut) & inside, weight, 0.0).to(tl.float64)
         cut = tl.maximum(cut, _nucleus(key, mass, top_p))
     weight = tl.where(((key >= cut) & inside) | broken, weight, 0.0)
@@ -510,7 +510,6 @@ def _choose_kernel(
     TILE: tl.constexpr,
     GUIDED: tl.constexpr,
     FIRST: tl.constexpr,
-    TOP_P: tl.constexpr,
     EMBED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -540,7 +539,7 @@ def _choose_kernel(
         scores = tl.where((v < SIZE) | (v >= end), scores, float("-inf"))
     scores = tl.math.div_rn(scores, heat + tl.zeros_like(scores))
     keep = tl.minimum(place + 1, V).to(tl.int32)
-    code = _drawn(scores, v, uniform, keep, nucleus, V, TOP_P)
+    code = _drawn(scores, v, uniform, keep, nucleus, V)
     tl.store(codes + row * num_codebooks + codebook, code.to(tl.int64))
     if EMBED:
         h = tl.arange(0, H_2)
@@ -1440,6 +1439,7 @@ class DepthFrame:
         size = self.logits.shape[1]
         stack, norm = self.stack, self.weights.layers[0].norm
         guided = stack.rows > codes.shape[0]
+        rows.depth.note(lambda: self.logits)
         choose(self.logits, rows, rows.depth, frame, codes, book, guided, size, stack.stream, norm, embed, stack.launch)
 
 
@@ -1499,7 +1499,6 @@ def choose(
         **widths(stream),
         GUIDED=guided,
         FIRST=first,
-        TOP_P=filter.any_top_p,
         EMBED=embed is not None,
         OVERLAP=launch.overlap,
         **options(launch),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.core import Cancel, Limits, ModelSpec, Output, Playhead, Request
+from engine.core import Cancel, Limits, ModelSpec, Output, Playhead, Request, Stage
 
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "breeze-mini"
 
@@ -23,7 +23,9 @@ class RuntimeConfig:
     in_process: bool = False
     """A thread of this process instead of a process of its own: for tests and debuggers."""
     limits: Limits | None = None
-    """None holds `num_slots` requests of any length."""
+    """None holds `slots` requests of any length."""
+    slots: int | None = None
+    """Requests at once, unless `limits` say so (one with guidance counts twice); None lets the device decide."""
     profile: Path | None = None
     """What steps cost, as calibrate wrote it: the Predictor's prior. None: the one that comes with the engine for this
     voice and kind of device, if any."""
@@ -36,6 +38,10 @@ class RuntimeConfig:
     """Out of engine.policies.NAMES; the others are emulations, for benches."""
     explain: bool = False
     """Print every decision of the scheduler in one line, to standard error."""
+    random_weights: str | None = None
+    """Instead of a voice: random weights at the dimensions of this model, see engine.random_weights. For benches."""
+    graphs: frozenset[Stage] = frozenset(Stage)
+    """Stages that run as captured graphs of fused kernels, on CUDA; the others run op by op. The CPU has no graphs."""
     threads: int | None = None
     """Threads of one operation on the CPU; None lets the device decide."""
 

@@ -1,4 +1,5 @@
-"""Draws what a simulation gave: lanes of one run, and curves of a sweep, as PNG files. It computes no figures.
+"""Draws what was simulated and what benches measured, as PNG files: lanes of one run, curves of a sweep, first audio by
+the number of requests, and the ladder of an ablation. It computes no figures.
 
 The only file that imports matplotlib, which is the optional extra `plot`. It draws without a display.
 """
@@ -41,8 +42,19 @@ LANE = 0.18
 """Inches high."""
 BAR, AREA = 0.26, 0.58
 """Shares of a lane: what is played, and above it what is buffered."""
+THEIRS = "#8A8A8A"
+"""Bars and points that others published."""
 FULL = 2.0
 """Seconds buffered that fill a lane; more is cut off."""
+
+ARRIVALS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("together, p50", "together", "ttfa_ms_p50", {"color": PLAYED, "marker": "o", "linestyle": "-"}),
+    ("together, p95", "together", "ttfa_ms_p95", {"color": PLAYED, "marker": "o", "linestyle": "--"}),
+    ("Poisson, p50", "poisson", "ttfa_ms_p50", {"color": "#D55E00", "marker": "s", "linestyle": "-"}),
+    ("Poisson, p95", "poisson", "ttfa_ms_p95", {"color": "#D55E00", "marker": "s", "linestyle": "--"}),
+    ("plain loop, p50", "together", "baseline_ttfa_ms_p50", {"color": THEIRS, "marker": "^", "linestyle": "-"}),
+)
+"""Lines over the number of requests: name, rows, measure and look."""
 
 
 def lanes(path: Path, title: str, scene: Scene, runs: Mapping[str, Sequence[Lane]], notes: Mapping[str, str]) -> None:
@@ -119,6 +131,72 @@ def curves(path: Path, title: str, sweep: Sweep) -> None:
     figure.savefig(path)
 
 
+def concurrency(
+    path: Path, title: str, rows: Sequence[Mapping[str, Any]], published: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """First audio over the number of requests, of the rows that `bench concurrency` writes: a line for each kind of
+    arrival and quantile, and one for the baseline. Raises OSError and ValueError."""
+    figure = Figure(figsize=(WIDTH, 5.2), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+    numbers = sorted({int(row["requests"]) for row in rows})
+    for label, arrival, measure, style in ARRIVALS:
+        chosen = sorted((row["requests"], row[measure]) for row in rows if row["arrival"] == arrival)
+        axes.plot(*zip(*chosen, strict=True), label=label, markersize=5, **style)
+    for name, points in _published(published).items():
+        axes.plot(*zip(*points, strict=True), "x", color=INK, markersize=7, label=f"{name}, published", zorder=4)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(numbers, [str(number) for number in numbers])
+    axes.set_yscale("log")
+    axes.set_xlabel("requests together, or playing at once on average", fontsize=9)
+    _plain(axes, "time to first audio, ms")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8.5, frameon=False)
+    figure.savefig(path)
+
+
+def _published(peers: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Points by runtime and GPU: every quantile that is known."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for peer in peers:
+        known = [peer[measure] for measure in ("ttfa_ms_p50", "ttfa_ms_p95") if peer[measure] is not None]
+        points.setdefault(f"{peer['runtime']} on {peer['gpu']}", []).extend((peer["requests"], ms) for ms in known)
+    return points
+
+
+def ladder(path: Path, title: str, rows: Sequence[Mapping[str, Any]], ours: str, published: Mapping[str, Any]) -> None:
+    """First audio of one request, step by step, of the rows that `bench ablation` writes: bars of `ours`, which names
+    the device, beside those that were published, which name theirs. Raises OSError and ValueError."""
+    figure = Figure(figsize=(WIDTH, 4.4), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+    steps = [row["step"] for row in rows]
+    theirs = f"{published['runtime']} on {published['gpu']}, published"
+    for offset, label, color, values in (
+        (-0.21, ours, PLAYED, [row["ttfa_ms_p50"] for row in rows]),
+        (0.21, theirs, THEIRS, [published["ttfa_ms"][step] for step in steps]),
+    ):
+        bars = axes.bar([i + offset for i in range(len(steps))], values, 0.4, color=color, label=label)
+        axes.bar_label(bars, [f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values], fontsize=8.5)
+    axes.set_yscale("log")
+    axes.set_ylim(1.0, 2.0 * axes.get_ylim()[1])
+    axes.set_xticks(range(len(steps)), steps)
+    _plain(axes, "time to first audio of one request (p50), ms")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8.5, frameon=False)
+    figure.savefig(path)
+
+
+def _plain(axes: Axes, title: str, pad: float = 6) -> None:
+    """A grid, numbers without exponents, and no frame."""
+    axes.set_title(title, fontsize=9.5, loc="left", pad=pad)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(labelsize=8.5)
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
 def styles(policies: Sequence[str]) -> dict[str, dict[str, Any]]:
     """How each policy's line looks."""
     others = [policy for policy in policies if policy != PREDICTOR]
@@ -137,15 +215,8 @@ def styles(policies: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _over_load(axes: Axes, title: str, sweep: Sweep) -> None:
-    axes.set_title(title, fontsize=9.5, loc="left", pad=18)
+    _plain(axes, title, pad=18)
     axes.set_xlabel("load: streams at once, on average", fontsize=9)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.tick_params(labelsize=8.5)
-    axes.grid(color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     for at, name in ((sweep.load, f"L {sweep.load:.3g}"), (sweep.bound, f"bound {sweep.bound:.3g}")):
         axes.axvline(at, color=INK, linewidth=0.9, linestyle=":")
         axes.annotate(name, (at, 1), (0, 3), ("data", "axes fraction"), "offset points", fontsize=8, ha="center")

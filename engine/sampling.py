@@ -7,7 +7,7 @@ leaves out operations that would change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -49,6 +49,9 @@ class Filter:
         rows = [_effective(*row) for row in zip(temperature, top_k, top_p, strict=True)]
         t, k, p = (torch.tensor(column)[:, None] for column in zip(*rows, strict=True))
         return cls(t, k - 1, p, *_flags(rows))
+
+    def note(self, scores: Callable[[], Tensor]) -> None:
+        """For whoever watches draws: kernels that filter by themselves say here what they draw from, [B, V]."""
 
     def scale(self, logits: Tensor) -> Tensor:
         """logits [B, V] over the temperature, minus infinity where a row's filter drops them."""
@@ -114,12 +117,26 @@ class SamplingRows:
     """False only if every min_frames is 0."""
 
 
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the host knows of a batch's settings. The defaults hold for every batch."""
+
+    first: tuple[int, bool] = (OFF, True)
+    """Filter.max_top_k and any_top_p, for code 0."""
+    depth: tuple[int, bool] = (OFF, True)
+    penalty: bool = True
+    min_frames: bool = True
+
+
+ANY = Flags()
+
+
 @dataclass(slots=True)
 class SamplingState:
     """Every slot's settings and the code-0 values that it has had. Slot 0 belongs to nobody."""
 
     floats: Tensor
-    """[slots, 6] float32, one column a setting, in the order of `set`: one gather fetches all."""
+    """[slots, 6] float32, one column a setting, in the order of `settings`: one gather fetches all."""
     ints: Tensor
     """[slots, 4] int64, likewise."""
     seen: Tensor
@@ -142,32 +159,53 @@ class SamplingState:
 
     def set(self, slot: int, params: SamplingParams, cfg_scale: float = 1.0) -> None:
         """Gives the slot a request's settings; what the slot has seen is forgotten."""
-        (t, k, p), (depth_t, depth_k, depth_p) = _first(params), _depth(params)
-        self.floats[slot] = torch.tensor((t, p, depth_t, depth_p, params.repetition_penalty, cfg_scale))
-        self.ints[slot] = torch.tensor((k - 1, depth_k - 1, params.seed, params.min_frames))
-        self.seen[slot] = False
+        self.note(slot, params)
+        floats, ints = (torch.tensor([row], device=self.seen.device) for row in settings(params, cfg_scale))
+        self.write(torch.tensor([slot], device=self.seen.device), floats, ints)
+
+    def note(self, slot: int, params: SamplingParams) -> None:
+        """The host's half of `set`, for the flags."""
         self._params[slot] = params
 
-    def rows(self, slots: Sequence[int]) -> SamplingRows:
-        """The settings of these slots, in order.
+    def write(self, slots: Tensor, floats: Tensor, ints: Tensor) -> None:
+        """The device's half of `set`: slots [n], floats [n, 6] and ints [n, 4] as `settings` has them."""
+        self.floats[slots] = floats
+        self.ints[slots] = ints
+        self.seen.index_fill_(0, slots, False)
 
-        The flags are those of these slots alone, from the host's copy, so nothing is read back from the device. They
-        are Python's: a captured graph keeps the operations that the flags of its capture chose.
-        """
-        index, params = torch.tensor(slots, device=self.seen.device), [self._params[slot] for slot in slots]
-        t, p, depth_t, depth_p, penalty, scale = torch.split(self.floats[index], 1, -1)
-        last, depth_last, seed, min_frames = torch.split(self.ints[index], 1, -1)
+    def flags(self, slots: Sequence[int]) -> Flags:
+        """What the host knows of these slots; nothing is read back from the device."""
+        params = [self._params[slot] for slot in slots]
+        return Flags(
+            _flags([_first(row) for row in params]),
+            _flags([_depth(row) for row in params]),
+            any(row.repetition_penalty != 1 for row in params),
+            any(row.min_frames for row in params),
+        )
+
+    def rows(self, slots: Tensor, flags: Flags = ANY) -> SamplingRows:
+        """The settings of these slots [B], in order. A captured graph keeps the operations that the flags of its
+        capture chose, so that it needs those that hold for every batch."""
+        t, p, depth_t, depth_p, penalty, scale = torch.split(self.floats[slots], 1, -1)
+        last, depth_last, seed, min_frames = torch.split(self.ints[slots], 1, -1)
         return SamplingRows(
-            Filter(t, last, p, *_flags([_first(row) for row in params])),
-            Filter(depth_t, depth_last, depth_p, *_flags([_depth(row) for row in params])),
+            Filter(t, last, p, *flags.first),
+            Filter(depth_t, depth_last, depth_p, *flags.depth),
             penalty,
             scale,
             seed.squeeze(1),
             min_frames.squeeze(1),
-            self.seen[index],
-            any(row.repetition_penalty != 1 for row in params),
-            any(row.min_frames for row in params),
+            self.seen[slots],
+            flags.penalty,
+            flags.min_frames,
         )
+
+
+def settings(params: SamplingParams, cfg_scale: float = 1.0) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """A slot's row of SamplingState.floats and one of its ints."""
+    (t, k, p), (depth_t, depth_k, depth_p) = _first(params), _depth(params)
+    floats = t, p, depth_t, depth_p, params.repetition_penalty, cfg_scale
+    return floats, (k - 1, depth_k - 1, params.seed, params.min_frames)
 
 
 def uniforms(seed: Tensor, frame: Tensor, num_codebooks: int) -> Tensor:

@@ -271,7 +271,7 @@ class Sequences:
 
     @property
     def sampling(self) -> SamplingRows:
-        return self.state.sampling.rows([1])
+        return self.state.sampling.rows(torch.tensor([1]))
 
     def prefill(self, embeds: Sequence[Tensor]) -> Tensor:
         """Prompts [L, H], padded at their ends -> the states of their last positions, [R, H]."""

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from engine import device as devices
 from engine import models, profiles
 from engine.calibrate import warm_up
+from engine.capturing import summary, watched
 from engine.clock import Clock, MonotonicClock
 from engine.core import ErrorCode, Event, Output, Refused, RequestError, Submit
 from engine.executor import load
@@ -77,8 +78,8 @@ class Outbox:
     Only the loop's thread writes into the pipe, so that the inbox is read even while nobody reads the outputs.
     """
 
-    def __init__(self, connection: Connection, scheduler: Scheduler, clock: Clock) -> None:
-        self._connection, self._scheduler, self._clock = connection, scheduler, clock
+    def __init__(self, connection: Connection, snapshot: Callable[[], dict[str, float]], clock: Clock) -> None:
+        self._connection, self._snapshot, self._clock = connection, snapshot, clock
         self._told_at = float("-inf")
         self._told: dict[str, float] = {}
 
@@ -90,10 +91,9 @@ class Outbox:
 
     def tell(self) -> None:
         """The metrics, if they have changed since they were last told."""
-        now = self._clock.now()
-        values = self._scheduler.snapshot(now)
+        values = self._snapshot()
         if values != self._told:
-            self._told, self._told_at = values, now
+            self._told, self._told_at = values, self._clock.now()
             self.send(Snapshot(values))
 
     def send(self, message: FromWorker) -> None:
@@ -109,7 +109,9 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
     with connection:
         clock = MonotonicClock()
         try:
-            model, executor, limits = load(config)
+            model, executor, limits = load(config, watched)
+            if executor.memory:
+                tell(summary(executor.memory))
             predictor = Predictor(prior(config, model))
             warm_up(model, executor, limits, clock, predictor)
         except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: the device's memory is too small
@@ -119,7 +121,7 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
         limits = replace(limits, max_wait=config.max_wait, max_queued=max_queued)
         policy = make(config.policy, predictor, limits)
         scheduler = Scheduler(model.spec, limits, predictor, policy, tell if config.explain else None)
-        outbox = Outbox(connection, scheduler, clock)
+        outbox = Outbox(connection, lambda: scheduler.snapshot(clock.now()) | executor.snapshot(), clock)
         inbox = Inbox(clock, idle=outbox.tell)
         gc.collect()
         gc.freeze()
@@ -136,7 +138,7 @@ def prior(config: RuntimeConfig, model: models.Model) -> Profile | None:
 
 
 def tell(line: str) -> None:
-    """An explanation, to whoever started the engine."""
+    """A line to whoever started the engine."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -8,9 +8,9 @@ from typing import cast
 import pytest
 from scripted_runtime import SPEC, ScriptedRuntime
 
-from engine.bench import Listener, speak
+from engine.bench import Listener, first_audio, fixed, speak
 from engine.clock import MonotonicClock
-from engine.core import Output, Queued, Request
+from engine.core import Output, Queued, Request, SamplingParams
 from engine.runtime import Runtime
 
 
@@ -48,3 +48,21 @@ def test_who_is_refused_is_an_error() -> None:
     engine.retry_after = 1.0
     with pytest.raises(RuntimeError, match="all voices are busy"):
         speak(cast("Runtime", engine), [Request("Hallo.", SPEC.sampling)])
+
+
+def test_first_audio_is_the_first_chunk_and_the_rest_is_not_wanted() -> None:
+    with Queueing(pace=0.02, chunk_frames=4) as engine:
+        seconds, frames = first_audio(cast("Runtime", engine), Request("Good morning.", SPEC.sampling))
+        assert frames == 4
+        assert 0.02 <= seconds < 2.0
+        assert engine.cancelled == [1]
+        assert engine.jobs[1].frames < 13
+
+
+def test_who_hears_nothing_is_an_error() -> None:
+    with ScriptedRuntime(pace=0.0) as engine, pytest.raises(RuntimeError, match="expected a first chunk"):
+        first_audio(cast("Runtime", engine), Request("", SPEC.sampling))
+
+
+def test_speech_of_a_fixed_length_ends_neither_before_nor_after() -> None:
+    assert fixed(SamplingParams(seed=3, max_frames=1500), 75) == SamplingParams(seed=3, min_frames=75, max_frames=75)

@@ -208,7 +208,7 @@ SETTINGS = [
 
 def choose(model: Breeze, state: State, hidden: Tensor, slots: list[int], frame: int) -> Tensor:
     """Whole frames [B, K] of these slots."""
-    rows, frames = state.sampling.rows(slots), torch.full((len(slots),), frame)
+    rows, frames = state.sampling.rows(torch.tensor(slots)), torch.full((len(slots),), frame)
     code0 = model.first_code(hidden, rows, frames)
     return model.frame(hidden, code0.clamp(max=31), rows, frames)
 
@@ -238,7 +238,7 @@ def test_a_row_without_guidance_ignores_what_stands_in_its_second_place(model: B
 def test_reserved_ids_are_never_drawn_and_the_end_only_after_the_minimum(model: Breeze) -> None:
     hot = SamplingParams(temperature=10.0, depth_temperature=10.0, top_k=0, depth_top_k=0, min_frames=3)
     state, hidden = state_of(model, [hot], [1.0]), hidden_states(1).expand(4000, -1)
-    rows = state.sampling.rows([1] * 4000)
+    rows = state.sampling.rows(torch.ones(4000, dtype=torch.int64))
     rows = replace(rows, seed=torch.arange(4000))
     early, late = (model.first_code(hidden, rows, torch.full((4000,), frame)) for frame in (2, 3))
     assert set(early.tolist()) == set(range(32))

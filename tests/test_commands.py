@@ -166,9 +166,12 @@ def test_a_sweep_stores_the_load_that_it_found(tmp_path: Path, monkeypatch: pyte
     own = tmp_path / "own.json"
     own.write_text(json.dumps(estimate.profile().to_dict()))
     asked: list[Asked] = []
-    monkeypatch.setattr("engine.simulate.sweep", lambda what, _: asked.append(what) or {"load": 31.25})
+    monkeypatch.setattr(
+        "engine.simulate.sweep", lambda what, _: asked.append(what) or {"load": 31.25, "rated_load": 28.5}
+    )
     data = simulated(tmp_path / "out.json", "--sweep", "--store", "--profile", str(own), "--requests", "300")
-    assert data["load"] == json.loads(own.read_text())["load"] == 31.25
+    stored = json.loads(own.read_text())
+    assert (data["load"], stored["load"], stored["rated_load"]) == (31.25, 31.25, 28.5)
     assert (asked[0].seeds, asked[0].base.requests, asked[0].profile.name) == (range(20), 300, "own")
 
 
@@ -224,7 +227,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[Limits]:
         seen.append(runtime.limits)
         return runtime
 
-    monkeypatch.setattr("engine.__main__.started", noted)
+    monkeypatch.setattr("engine.bench_commands.started", noted)
     return seen
 
 

@@ -1,15 +1,20 @@
-"""On a CUDA device: the codes of the CPU under greedy in float32, and audio in bfloat16."""
+"""On a CUDA device: the codes of the CPU under greedy in float32, audio in bfloat16, and graphs of fused kernels in
+which no row depends on its neighbours."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from math import nan
 
+import numpy as np
 import pytest
 import torch
-from lockstep import lockstep, wave
+from lockstep import Ask, Said, lockstep, wave
 
-from engine import models
-from engine.core import Limits, Request
+from engine import models, random_weights
+from engine.core import Limits, Request, Row, Stage, Step
 from engine.executor import Executor
 from engine.messages import EMBEDDED_VOICE
+from engine.models import Model
 from engine.sampling import Filter, draw
 
 pytestmark = [
@@ -17,29 +22,118 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device"),
 ]
 LIMITS = Limits(num_slots=4, num_pages=4 * 64)
+FULL = Limits(num_slots=12, num_pages=12 * 128, max_batch=dict.fromkeys(Stage, 4), batches=(4,))
+ALL = frozenset(Stage)
 TEXTS = ("Good morning.", "The same words on another device.", "And a third sentence, of some length.")
 
 
-def spoken(device: str, dtype: torch.dtype) -> list[tuple[list[list[int]], torch.Tensor]]:
+def spoken(
+    device: str, dtype: torch.dtype, graphs: frozenset[Stage] = ALL
+) -> list[tuple[list[list[int]], torch.Tensor]]:
     model = models.load(EMBEDDED_VOICE, device=torch.device(device), dtype=dtype)
     sampling = replace(model.spec.sampling, temperature=0.0, depth_temperature=0.0)
     asks = [(model.prompt(Request(text, sampling)), sampling) for text in TEXTS]
-    said = lockstep(Executor(model, LIMITS), LIMITS, asks, frames=20)
+    executor = Executor(model, LIMITS, graphs)
+    executor.capture()
+    said = lockstep(executor, LIMITS, asks, frames=20)
+    assert not any(executor.snapshot().values()), "no work without a graph, and nothing compiled"
     return [(one.codes, torch.from_numpy(wave(one))) for one in said]
 
 
-def test_greedy_codes_in_float32_are_the_cpus() -> None:
-    for (codes, audio), (theirs, their_audio) in zip(
-        spoken("cuda", torch.float32), spoken("cpu", torch.float32), strict=True
-    ):
+@pytest.mark.parametrize("graphs", [ALL, frozenset()])
+def test_greedy_codes_in_float32_are_the_cpus(graphs: frozenset[Stage]) -> None:
+    ours, cpus = spoken("cuda", torch.float32, graphs), spoken("cpu", torch.float32, frozenset())
+    for (codes, audio), (theirs, their_audio) in zip(ours, cpus, strict=True):
         assert codes == theirs
-        assert (audio - their_audio).abs().max() < 2e-3  # cuDNN's float32 convolutions may use TF32
+        assert (audio - their_audio).abs().max() < 2e-3  # convolutions use TF32
 
 
 def test_bfloat16_speaks() -> None:
     for codes, audio in spoken("cuda", torch.bfloat16):
         assert len({tuple(frame) for frame in codes}) > 10
         assert 0.01 < audio.square().mean().sqrt() < 0.5
+
+
+@pytest.fixture(scope="module")
+def full() -> Iterator[Model]:
+    """All dimensions of Breeze TTS 2, all stages fused."""
+    yield random_weights.load("breeze-tts-2", device=torch.device("cuda"), dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def captured(full: Model) -> Executor:
+    executor = Executor(full, FULL, ALL)
+    executor.capture()
+    return executor
+
+
+def ask(model: Model, text: str, **settings: float) -> Ask:
+    sampling = replace(model.spec.sampling, min_frames=24, max_frames=24, **settings)
+    instruction = "slowly" if "cfg_scale" in settings else ""
+    return model.prompt(Request(text, sampling, instruction=instruction)), sampling
+
+
+def same(one: Said, other: Said) -> bool:
+    return one.codes == other.codes and one.pcm == other.pcm
+
+
+def test_codes_are_bit_equal_whatever_the_neighbours(full: Model, captured: Executor) -> None:
+    """In bfloat16, in one shape: alone, in every place among others, and in slots that others had."""
+    ours = ask(full, "The same words, whoever else is speaking.", seed=5)
+    others = [
+        ask(full, "A neighbour.", temperature=0.0, depth_temperature=0.0),
+        ask(full, "Somebody else, at some length, with other settings. " * 4, top_k=5, top_p=0.7, seed=6),
+        ask(full, "Third.", repetition_penalty=1.3, depth_top_p=0.5, temperature=1.2, seed=7),
+    ]
+    (alone,) = lockstep(captured, FULL, [ours], frames=24)
+    assert len({tuple(frame) for frame in alone.codes}) > 12
+    for place in range(4):
+        together = lockstep(captured, FULL, [*others[:place], ours, *others[place:]], frames=24)
+        assert same(together[place], alone), place
+    (elsewhere,) = lockstep(captured, FULL, [ours], frames=24, first_slot=9)
+    assert same(elsewhere, alone)
+    assert not any(captured.snapshot().values()), "no work without a graph, and nothing compiled"
+
+
+def test_codes_are_bit_equal_beside_a_guided_request(full: Model, captured: Executor) -> None:
+    plain, guided = ask(full, "Without.", seed=3), ask(full, "With guidance.", seed=4, cfg_scale=3.0)
+    alone = [lockstep(captured, FULL, [one], frames=24)[0] for one in (plain, guided)]
+    beside = lockstep(captured, FULL, [guided, plain], frames=24)
+    assert same(beside[1], alone[0])
+    assert same(beside[0], alone[1])
+
+
+def test_what_belongs_to_others_reaches_nobody(full: Model, captured: Executor) -> None:
+    """NaN in page 0, slot 0 and every page and slot of others changes no result."""
+    ours = ask(full, "Untouched.", seed=9)
+    (clean,) = lockstep(captured, FULL, [ours], frames=24)
+    state, stages = captured.state, captured.stages
+    for tensor in (state.kv.keys, state.kv.values, state.codec.columns, stages.prompts, stages.hidden):
+        tensor.fill_(nan)
+    (dirty,) = lockstep(captured, FULL, [ours], frames=24)
+    assert same(dirty, clean)
+
+
+def test_fused_stages_agree_with_plain_ones(full: Model, captured: Executor) -> None:
+    """Text and prefill by the states they leave, a decode step and the codec for the same codes."""
+    plain, asks = Executor(full, FULL), [ask(full, text, temperature=0.0, depth_temperature=0.0) for text in TEXTS]
+    executors, slots = (captured, plain), slice(1, 1 + len(asks))
+    for executor in executors:
+        lockstep(executor, FULL, asks, frames=0)
+    assert error(*(executor.stages.hidden[slots] for executor in executors)) < 0.03
+    rows = tuple(Row(i, (1 + i,)) for i in range(len(asks)))
+    plain.run(Step(Stage.DEPTH, rows))
+    captured.stages.codes[slots] = plain.stages.codes[slots]
+    audio = [executor.run(Step(Stage.CODEC, rows)).pcm for executor in executors]
+    assert error(*(torch.from_numpy(np.stack(pcm)) for pcm in audio)) < 0.02
+    for executor in executors:
+        executor.run(Step(Stage.DECODE, rows))
+    assert error(*(executor.stages.hidden[slots] for executor in executors)) < 0.03
+
+
+def error(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative, of all together."""
+    return float((ours.double() - expected.double()).norm() / expected.double().norm())
 
 
 def test_a_broken_row_draws_0_there_too() -> None:

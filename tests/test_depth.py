@@ -122,7 +122,7 @@ def sample(decoder: DepthDecoder, hidden: Tensor, code0: Tensor, params: list[Sa
     state = SamplingState.allocate(rows, 513, "cpu")
     for slot, row in enumerate(params):
         state.set(slot, row, cfg_scale=2.0 if len(hidden) > rows else 1.0)
-    settings = state.rows(range(rows))
+    settings = state.rows(torch.arange(rows))
     uniform = uniforms(settings.seed, torch.full((rows,), 3), 16)
 
     def choose(logits: Tensor, codebook: int) -> Tensor:

@@ -180,7 +180,8 @@ def test_what_belongs_to_nobody_reaches_nobody(mini: Model) -> None:
     for tensor in vars_of(codec):
         if tensor.is_floating_point():
             tensor.fill_(float("nan"))
-    poisoned._hidden.fill_(float("nan"))
+    for own in (poisoned.stages.hidden, poisoned.stages.prompts):
+        own.fill_(float("nan"))
     dirty = lockstep(poisoned, SHAPE_FOUR, [ask], frames=10)
     assert dirty[0].codes == clean[0].codes
     assert dirty[0].pcm == clean[0].pcm

@@ -117,7 +117,7 @@ def draws(requests: int, size: int, hidden: int) -> None:
         )
         state.set(i + 1, params, (1.0, 3.0, 0.3)[i % 3])
     state.seen[1:] = torch.rand(requests, size + 4, device=DEV) < 0.2
-    rows, frame = state.rows(list(range(1, requests + 1))), torch.arange(requests, device=DEV) + 3
+    rows, frame = state.rows(torch.arange(1, requests + 1, device=DEV)), torch.arange(requests, device=DEV) + 3
     stack = fused.Stack.allocate(
         2 * requests,
         fused.padded(2 * requests),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -10,7 +11,7 @@ from engine import plot
 from engine.capacity import Capacity, Sweep
 from engine.contest import Figures
 from engine.lanes import Lane, Scene, lane
-from engine.simulator import Listener
+from engine.listener import Listener
 from engine.traffic import Utterance
 
 
@@ -73,3 +74,46 @@ def test_every_policy_looks_different() -> None:
     looks = plot.styles(["a", "b", "c", "d", "e", "f", "predictor"])
     assert len({look["color"] for look in looks.values()}) == 7
     assert looks["predictor"]["color"] == plot.PLAYED
+
+
+def requests(number: int, arrival: str, p50: float) -> dict[str, Any]:
+    return {
+        "requests": number,
+        "arrival": arrival,
+        "ttfa_ms_p50": p50,
+        "ttfa_ms_p95": 1.5 * p50,
+        "baseline_ttfa_ms_p50": 2400.0 + number,
+    }
+
+
+def test_first_audio_has_a_line_for_each_arrival_and_the_baseline(tmp_path: Path) -> None:
+    rows = [requests(n, arrival, ms + n) for arrival, ms in (("together", 10.0), ("poisson", 30.0)) for n in (1, 4, 16)]
+    peer = {"runtime": "BreezeRT", "gpu": "H100", "requests": 16, "ttfa_ms_p50": 38.0, "ttfa_ms_p95": 52.0}
+    one = {**peer, "requests": 1, "ttfa_ms_p95": None}
+    for name, published in (("without", []), ("with", [one, peer])):
+        plot.concurrency(tmp_path / f"{name}.png", "an H200", rows, published)
+    pictures = {name: picture(tmp_path / f"{name}.png") for name in ("without", "with")}
+    assert {image.size for image in pictures.values()} == {(1800, 1040)}
+    for color in (plot.PLAYED, plot.THEIRS, plot.ARRIVALS[2][3]["color"]):
+        assert count(pictures["without"], color) > 1000
+    assert count(pictures["with"], plot.INK) > count(pictures["without"], plot.INK) + 100, "three crosses"
+
+
+def test_the_ladder_has_two_bars_a_step(tmp_path: Path) -> None:
+    steps = ("eager-16", "progressive", "depth-compiled", "graphs")
+    theirs = {"runtime": "BreezeRT", "gpu": "H100", "ttfa_ms": dict(zip(steps, (2500, 150, 100, 35), strict=True))}
+    seen = {}
+    for name, values in (("equal", (2500.0, 150.0, 100.0, 35.0)), ("faster", (2500.0, 150.0, 100.0, 3.5))):
+        rows = [{"step": step, "ttfa_ms_p50": ms} for step, ms in zip(steps, values, strict=True)]
+        plot.ladder(tmp_path / f"{name}.png", "step by step", rows, "this engine on an H200", theirs)
+        seen[name] = picture(tmp_path / f"{name}.png")
+    assert seen["equal"].size == (1800, 880)
+    ours = {name: count(image, plot.PLAYED) for name, image in seen.items()}
+    assert ours["equal"] == pytest.approx(count(seen["equal"], plot.THEIRS), rel=0.02)
+    assert ours["faster"] < 0.95 * ours["equal"]
+
+
+def picture(path: Path) -> Image.Image:
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return image.convert("RGB")

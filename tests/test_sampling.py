@@ -269,7 +269,7 @@ def state() -> SamplingState:
 def test_rows_have_their_slots_settings(state: SamplingState) -> None:
     state.set(1, SamplingParams(temperature=0.5, top_k=7, depth_top_p=0.8, seed=9, min_frames=3), cfg_scale=4.0)
     state.set(2, SamplingParams(temperature=0.0, depth_temperature=0.25, repetition_penalty=1.1, seed=2**63 - 1))
-    rows = state.rows([2, 1, 0])
+    rows = state.rows(torch.tensor([2, 1, 0]))
     assert rows.first.temperature.flatten().tolist() == [1.0, 0.5, 1.0]
     assert rows.first.last.flatten().tolist() == [0, 6, 0]
     assert rows.depth.temperature.flatten().tolist() == pytest.approx([0.25, 0.9, 1.0])
@@ -281,7 +281,7 @@ def test_rows_have_their_slots_settings(state: SamplingState) -> None:
 
 
 def flags(state: SamplingState, *slots: int) -> tuple[int, bool, int, bool, bool, bool]:
-    rows = state.rows(slots)
+    rows = state.rows(torch.tensor(slots), state.flags(slots))
     first, depth = rows.first, rows.depth
     return (first.max_top_k, first.any_top_p, depth.max_top_k, depth.any_top_p, rows.any_penalty, rows.any_min_frames)
 
@@ -300,16 +300,26 @@ def test_flags_are_those_of_the_rows_alone(state: SamplingState) -> None:
     assert flags(state, 1) == (1, False, 50, False, False, False)
 
 
+def test_the_flags_of_any_batch_change_no_draw(state: SamplingState) -> None:
+    """A captured graph has them."""
+    state.set(1, SamplingParams(top_k=7))
+    state.set(2, SamplingParams(temperature=0.0, depth_top_p=0.5))
+    slots, logits, uniform = [1, 2, 3], random(3, 36), torch.tensor([0.1, 0.5, 0.9]).double()
+    known, any_batch = state.rows(torch.tensor(slots), state.flags(slots)), state.rows(torch.tensor(slots))
+    for one, other in ((known.first, any_batch.first), (known.depth, any_batch.depth)):
+        assert torch.equal(draw(logits, one, uniform), draw(logits, other, uniform))
+
+
 def test_a_new_request_has_seen_nothing(state: SamplingState) -> None:
     state.seen[torch.tensor([1, 2]), torch.tensor([5, 6])] = True
     state.set(1, SamplingParams())
-    assert state.rows([1, 2]).seen.nonzero().tolist() == [[1, 6]]
+    assert state.rows(torch.tensor([1, 2])).seen.nonzero().tolist() == [[1, 6]]
 
 
 def test_a_states_rows_draw_as_the_settings_say(state: SamplingState) -> None:
     params = SamplingParams(temperature=0.6, top_k=4, depth_temperature=1.2, depth_top_k=0, depth_top_p=0.9)
     state.set(1, params)
-    rows, logits = state.rows([1, 0]), random(2, 36)
+    rows, logits = state.rows(torch.tensor([1, 0])), random(2, 36)
     torch.testing.assert_close(
         probabilities(logits, rows.first)[:1], probabilities(logits[:1], Filter.of([0.6], [4], [1.0]))
     )

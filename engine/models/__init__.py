@@ -6,6 +6,7 @@ It knows no model: a file belongs to a model because it says so in MODEL_TYPE.
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.codec import CodecDecoder, CodecState
+from engine.codec import CodecState
 from engine.config import Section
 from engine.core import Limits, ModelSpec, Prompt, Request
 from engine.kv_cache import PagedKV
@@ -30,12 +31,30 @@ class State:
     codec: CodecState
 
 
-class Model(Protocol):
-    """What the executor calls. Nothing here synchronises with the device.
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """The device work of a model's stages. Nothing here synchronises with the device.
 
     B requests are R = B sequences, or R = 2B: all conditional ones, then all unconditional ones in the same order.
-    T positions, K codebooks, H = `width`.
+    T positions, K codebooks, H = the model's width.
     """
+
+    encode_text: Callable[[Tensor, Tensor], Tensor]
+    """ids [B, T], of which lengths [B] >= 1 are real -> [B, T, H]."""
+    prefill: Callable[[Tensor, Tensor, Tensor, PagedKV, Tensor, int], Tensor]
+    """embeds [R, T, H], positions and valid [R, T], kv, slots [R], pages -> [R, T, H]; valid ones enter kv."""
+    decode: Callable[[Tensor, Tensor, Tensor, PagedKV, Tensor, int], Tensor]
+    """codes [B, K] of the last frame, positions and valid [R], kv, slots [R], pages -> [R, H]; valid ones enter kv."""
+    first_code: Callable[[Tensor, SamplingRows, Tensor], Tensor]
+    """hidden [R, H] of each sequence's last position, settings, frame [B] -> code 0 of that frame, [B]."""
+    frame: Callable[[Tensor, Tensor, SamplingRows, Tensor], Tensor]
+    """hidden [R, H], code0 [B], settings, frame [B] -> the frame's codes [B, K]."""
+    codec: Callable[[Tensor, CodecState, Tensor], Tensor]
+    """The next frames' codes [B, T, K], state, slots [B] -> samples in [-1, 1], [B, T * samples_per_frame]."""
+
+
+class Model(Protocol):
+    """What the executor needs of a voice."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -46,7 +65,8 @@ class Model(Protocol):
     @property
     def width(self) -> int: ...
     @property
-    def codec(self) -> CodecDecoder: ...
+    def position_bytes(self) -> int:
+        """Of the keys and values of one backbone position."""
 
     def prompt(self, request: Request) -> Prompt:
         """What the backbone shall receive for the request. Raises RequestError."""
@@ -54,25 +74,17 @@ class Model(Protocol):
     def new_state(self, limits: Limits) -> State:
         """State for `limits`, with page 0 and slot 0 besides, which belong to nobody."""
 
-    def encode_text(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """ids [B, T], of which lengths [B] >= 1 are real -> [B, T, H]."""
-
     def embed_frames(self, codes: Tensor) -> Tensor:
         """codes [..., K] -> [..., H]."""
 
-    def backbone(
-        self, embeds: Tensor, positions: Tensor, valid: Tensor, kv: PagedKV, slots: Tensor, num_pages: int
-    ) -> Tensor:
-        """embeds [R, T, H], positions and valid [R, T], slots [R] -> [R, T, H]; valid ones enter kv."""
-
-    def first_code(self, hidden: Tensor, rows: SamplingRows, frame: Tensor) -> Tensor:
-        """hidden [R, H] of each sequence's last position, frame [B] -> code 0 of that frame, [B]."""
-
-    def frame(self, hidden: Tensor, code0: Tensor, rows: SamplingRows, frame: Tensor) -> Tensor:
-        """hidden [R, H], code0 [B], frame [B] -> the frame's codes [B, K]."""
-
     def is_end(self, code0: Tensor) -> Tensor:
         """code0 [B] -> bool [B], true where speech ends and there is no frame."""
+
+    def plain(self) -> Functions:
+        """The stages in PyTorch's own operations."""
+
+    def fused(self) -> Functions:
+        """The stages by the kernels of engine.fused, where they fit this voice: for a device that has Triton."""
 
 
 def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Model:

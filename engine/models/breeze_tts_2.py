@@ -34,7 +34,7 @@ from engine.core import (
 )
 from engine.depth import DepthConfig, DepthDecoder
 from engine.kv_cache import PagedKV
-from engine.models import State
+from engine.models import Functions, State
 from engine.sampling import SamplingRows, SamplingState, draw, guide, penalise, uniforms
 from engine.text import TextConfig, TextEncoder
 from engine.weights import WHOLE_FOLDER, CheckpointError, stored
@@ -139,6 +139,12 @@ class Breeze(nn.Module):
         return self.config.backbone.hidden_size
 
     @property
+    def position_bytes(self) -> int:
+        """Of the keys and values of one backbone position."""
+        layers = self.config.backbone
+        return 2 * layers.num_layers * layers.num_kv_heads * layers.head_dim * self.dtype.itemsize
+
+    @property
     def codec(self) -> CodecDecoder:
         decoder = self.audio_tokenizer["decoder"]
         assert isinstance(decoder, CodecDecoder)
@@ -184,6 +190,13 @@ class Breeze(nn.Module):
         states: Tensor = self.backbone_model(embeds, positions, valid, kv, slots, num_pages)
         return states
 
+    def decode(
+        self, codes: Tensor, positions: Tensor, valid: Tensor, kv: PagedKV, slots: Tensor, num_pages: int
+    ) -> Tensor:
+        """codes [B, K] of the last frame, positions, valid and slots [R] -> [R, H]; both of a pair get its codes."""
+        embeds = self.embed_frames(codes).repeat(len(slots) // len(codes), 1)
+        return self.backbone(embeds[:, None], positions[:, None], valid[:, None], kv, slots, num_pages)[:, 0]
+
     def first_code(self, hidden: Tensor, rows: SamplingRows, frame: Tensor) -> Tensor:
         """hidden [R, H] of each sequence's last position, frame [B] -> code 0 of that frame, [B]."""
         scores = self.first_scores(self.first_logits(hidden), rows, frame)
@@ -219,6 +232,16 @@ class Breeze(nn.Module):
     def is_end(self, code0: Tensor) -> Tensor:
         """code0 [B] -> bool [B], true where speech ends and there is no frame."""
         return code0 == self.end_id
+
+    def plain(self) -> Functions:
+        """The stages in PyTorch's own operations."""
+        return Functions(self.encode_text, self.backbone, self.decode, self.first_code, self.frame, self.codec.step)
+
+    def fused(self) -> Functions:
+        """The stages by fused kernels, where they fit this voice."""
+        from engine.fused_breeze import fused  # Triton is not there where only the CPU is
+
+        return fused(self)
 
 
 def guided(logits: Tensor, rows: SamplingRows) -> Tensor:

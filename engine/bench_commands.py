@@ -1,0 +1,210 @@
+"""The kinds of `bench`: their options, and what writes their results. What is measured stands in a file a kind."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, replace
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from engine import profiles
+from engine.command import add_voice_options, command, console, runtime_config, started
+from engine.machine import check_writable, describe, write_json
+from engine.options import positive, positive_number, seed
+from engine.policies import NAMES as POLICIES
+from engine.policies import PREDICTOR
+from engine.profile import Profile
+from engine.runtime import Runtime
+from engine.simulate import check_plots
+
+if TYPE_CHECKING:
+    from engine.command import Commands
+
+GAPS_REQUESTS = 60
+"""Of `bench gaps`: at a load of 1, about four minutes."""
+
+
+def bench(args: argparse.Namespace) -> int:
+    from engine.bench import run
+
+    with started(replace(runtime_config(args), max_wait=inf)) as runtime:
+        rows = run(runtime, args.streams, args.rounds, console)
+        if args.json:
+            write_json(args.json, {**describe(runtime.device, args.argv), "rows": [asdict(row) for row in rows]})
+    return 0
+
+
+def gaps(args: argparse.Namespace) -> int:
+    from engine import bench_gaps
+    from engine.traffic import read_trace, write_trace
+
+    if args.trace and {args.load, args.requests} != {None}:
+        raise ValueError("--trace says who comes when: leave out --load and --requests")
+    trace = read_trace(args.trace) if args.trace else None
+    if args.save_trace:
+        check_writable(str(args.save_trace))
+    with started(bench_gaps.unrefusing_config(runtime_config(args), args.policy)) as runtime:
+        profile = gaps_profile(args.profile, runtime)
+        load = None if trace else args.load or bench_gaps.rated_load(profile)
+        callers = trace or bench_gaps.script(args.requests or GAPS_REQUESTS, load or 1.0, args.seed, runtime.spec)
+        comparison = bench_gaps.compare(runtime, callers, args.policy, profile, args.seed, console)
+    console.print(bench_gaps.table(comparison))
+    if args.save_trace:
+        write_trace(args.save_trace, comparison.trace)
+    if args.json:
+        asked = {"load": load, "seed": args.seed}
+        write_json(args.json, {**describe(runtime.device, args.argv), **asked, **comparison.to_dict()})
+    return 0
+
+
+def gaps_profile(name: str | None, runtime: Runtime) -> Profile:
+    """The one that was asked for, or the one of this voice on this device. Raises OSError and ValueError."""
+    own = profiles.name_of(runtime.spec.name, runtime.device)
+    if name is None and own not in profiles.names():
+        raise ValueError(f"no profile {own!r} comes with the engine: have calibrate write one and give it as --profile")
+    path = profiles.find(name or own)
+    return replace(profiles.read(path), name=path.stem)
+
+
+def plan(args: argparse.Namespace) -> int:
+    from engine import bench_plan
+
+    rows = bench_plan.run(args.streams, args.steps, console)
+    if args.json:
+        figures = {"rows": [asdict(row) for row in rows], "growth_over_n_log_n": bench_plan.growth(rows)}
+        write_json(args.json, {**describe("simulated", args.argv), **figures})
+    return 0
+
+
+def determinism(args: argparse.Namespace) -> int:
+    from engine import bench, determinism
+    from engine import device as devices
+    from engine.executor import load
+
+    config = runtime_config(args)
+    model, _, limits = load(replace(config, graphs=frozenset()))
+    fused = config.graphs if devices.captures(model.device) else frozenset()
+    rows = determinism.compare(model, limits, bench.SENTENCES, args.shapes, fused)
+    if args.json:
+        device = devices.name(model.device)
+        write_json(args.json, {**describe(device, args.argv), "rows": [asdict(row) for row in rows]})
+    table = Table("shape", "requests", "equal to shape 1", "largest margin where they part")
+    for row in rows:
+        margin = "-" if row.largest_margin is None else f"{row.largest_margin:.1e}"
+        table.add_row(str(row.shape), str(row.requests), f"{row.equal_share:.0%}", margin)
+    console.print(table)
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def ablation(args: argparse.Namespace) -> int:
+    from engine import bench_ablation
+
+    check_plot(args.plot)
+    done = bench_ablation.run(runtime_config(args), args.runs, console)
+    if args.json:
+        write_json(args.json, {**describe(done.device, args.argv), **done.to_dict()})
+    if args.plot:
+        bench_ablation.draw(args.plot, done)
+    return 0
+
+
+def concurrency(args: argparse.Namespace) -> int:
+    from engine import bench_concurrency
+
+    check_plot(args.plot)
+    done = bench_concurrency.run(runtime_config(args), args.requests, args.frames, args.seconds, console)
+    if args.json:
+        write_json(args.json, {**describe(done.device, args.argv), **done.to_dict()})
+    if args.plot:
+        bench_concurrency.draw(args.plot, done)
+    return 0
+
+
+def stages(args: argparse.Namespace) -> int:
+    from engine import bench_stages
+
+    done = bench_stages.run(runtime_config(args), args.batches, args.runs, console)
+    if args.json:
+        write_json(args.json, {**describe(done.device, args.argv), **done.to_dict()})
+    return 0
+
+
+def check_plot(path: Path | None) -> None:
+    """Raises what drawing would raise after a long measurement."""
+    if path is not None:
+        check_plots(path)
+        check_writable(str(path))
+
+
+def add_gaps_options(parser: argparse.ArgumentParser) -> None:
+    """Of `bench gaps`."""
+    add = parser.add_argument
+    add("--requests", type=positive, metavar="N", help=f"they speak in real time (default: {GAPS_REQUESTS})")
+    add(
+        "--load",
+        type=positive_number,
+        metavar="X",
+        help="streams at once on average (default: the profile's rated load)",
+    )
+    add("--seed", type=seed, default=0, metavar="N", help="of the callers (default: %(default)s)")
+    add("--policy", choices=POLICIES, default=PREDICTOR, metavar="NAME", help=f"out of {', '.join(POLICIES)}")
+    add("--trace", type=Path, metavar="FILE", help="who calls when, in JSON lines, instead of random callers")
+    add(
+        "--save-trace",
+        type=Path,
+        metavar="FILE",
+        help="write who really called when, for --trace, here or of simulate: that one draws the speed of its device, "
+        "so its figures are others than those of the simulation here",
+    )
+    add("--json", metavar="FILE")
+
+
+def add_bench_commands(p: argparse.ArgumentParser) -> Commands:
+    """The kinds of `bench`."""
+    kinds = p.add_subparsers(required=True, metavar="WHAT")
+    how = "So many utterances begin at once, again and again; admission is off."
+    p = command(kinds, "speech", bench, "TTFA, RTF and gaps by number of streams", how)
+    p.add_argument("--streams", type=positive, nargs="+", default=[1, 2])
+    p.add_argument("--rounds", type=positive, default=10, help="utterances a stream")
+    p.add_argument("--json", metavar="FILE")
+    add_voice_options(p)
+    how = "Callers come as in simulate and speak in real time; admission is off. Utterances last 2 to 20 s, but no "
+    how += "longer than the voice speaks well: 8 s with the embedded one."
+    p = command(kinds, "gaps", gaps, "callers in real time, and what the simulator makes of the same ones", how)
+    add_gaps_options(p)
+    add_voice_options(p)
+    how = "Each number of streams is measured twice: with admission off, and at overload, with it on."
+    p = command(kinds, "plan", plan, "what the scheduler's planning costs", how)
+    p.add_argument("--streams", type=positive, nargs="+", default=[8, 16, 32, 64, 128, 256], metavar="N")
+    p.add_argument("--steps", type=positive, default=2000, metavar="N", help="that count (default: %(default)s)")
+    p.add_argument("--json", metavar="FILE")
+    p = command(kinds, "determinism", determinism, "codes by the shape of the batch")
+    p.add_argument("--shapes", type=positive, nargs="+", default=[2, 4, 8])
+    p.add_argument("--json", metavar="FILE")
+    add_voice_options(p)
+    p = command(kinds, "ablation", ablation, "TTFA of one request: eager, progressive chunks, depth compiled, graphs")
+    p.add_argument("--runs", type=positive, default=20, metavar="N", help="of each step (default: %(default)s)")
+    add_figures(p)
+    p = command(kinds, "concurrency", concurrency, "TTFA by requests at once, beside plain PyTorch")
+    p.add_argument(
+        "--requests", type=positive, nargs="+", metavar="N", help="default: 1 2 4 8 16 32 64, within the slots"
+    )
+    p.add_argument("--frames", type=positive, default=50, metavar="N", help="of each request (default: %(default)s)")
+    p.add_argument("--seconds", type=positive_number, default=5.0, metavar="S", help="a row (default: %(default)s)")
+    add_figures(p)
+    p = command(kinds, "stages", stages, "time of each stage by shape, beside its floor")
+    p.add_argument("--batches", type=positive, nargs="+", metavar="N", help="default: the ladder, up to the slots")
+    p.add_argument("--runs", type=positive, default=10, metavar="N", help="of each shape (default: %(default)s)")
+    p.add_argument("--json", metavar="FILE")
+    add_voice_options(p)
+    return kinds
+
+
+def add_figures(p: argparse.ArgumentParser) -> None:
+    """Of a bench whose result is drawn, too."""
+    p.add_argument("--json", metavar="FILE")
+    p.add_argument("--plot", type=Path, metavar="FILE", help="draw it, by the extra `plot`")
+    add_voice_options(p)

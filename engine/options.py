@@ -1,0 +1,115 @@
+"""Reads numbers from a command line: argparse types whose errors say what was expected, and what came.
+
+It knows no command. argparse itself would only say `invalid X value`, with the name of the function.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from math import inf
+
+from engine.core import RequestError, SamplingParams
+
+MOST = 1_000_000
+"""Of whatever is counted, and of seconds: more is a slip of the keyboard."""
+LARGEST_SEED = 2**63 - 1
+MOST_FRAMES = 2**31 - 1
+
+
+def whole(text: str) -> int:
+    """Any whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+
+
+def number(text: str) -> float:
+    """Any number, also infinity and NaN: who takes them has to look."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"expected a number, got {text!r}") from None
+
+
+def positive(text: str) -> int:
+    """How many of something."""
+    value = whole(text)
+    if value < 1:
+        raise ArgumentTypeError(f"must be at least 1, got {value}")
+    if value > MOST:
+        raise ArgumentTypeError(f"must be at most {MOST}, got {text}")
+    return value
+
+
+def positive_number(text: str) -> float:
+    """How much of something."""
+    value = number(text)
+    if not 0 < value < inf:
+        raise ArgumentTypeError(f"must be above 0, got {text}")
+    if value > MOST:
+        raise ArgumentTypeError(f"must be at most {MOST}, got {text}")
+    return value
+
+
+def seed(text: str) -> int:
+    """Of something random."""
+    value = whole(text)
+    if not 0 <= value <= LARGEST_SEED:
+        raise ArgumentTypeError(f"must be from 0 to {LARGEST_SEED}, got {text}")
+    return value
+
+
+def share(text: str) -> float:
+    """A part of the whole."""
+    value = number(text)
+    if not 0 <= value <= 1:
+        raise ArgumentTypeError(f"must be from 0 to 1, got {text}")
+    return value
+
+
+def ppm(text: str) -> float:
+    """Parts per million, below all of them."""
+    value = number(text)
+    if not 0 <= value < 1e6:
+        raise ArgumentTypeError(f"must be from 0 to below a million, got {text}")
+    return value
+
+
+def port(text: str) -> int:
+    """Of TCP; 0 stands for a free one."""
+    value = whole(text)
+    if not 0 <= value <= 65535:
+        raise ArgumentTypeError(f"must be from 0 to 65535, got {text}")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time that passes."""
+    value = number(text)
+    if not 0 <= value <= MOST:
+        raise ArgumentTypeError(f"must be seconds from 0 to {MOST}, got {text}")
+    return value
+
+
+def patience(text: str) -> float:
+    """A time, or for ever."""
+    value = number(text)
+    if not value >= 0:  # also for NaN
+        raise ArgumentTypeError(f"must be seconds from 0 on, or inf, got {text}")
+    return value
+
+
+def setting(name: str, kind: Callable[[str], float]) -> Callable[[str], float]:
+    """The setting of that name of SamplingParams, which knows its range."""
+
+    def read(text: str) -> float:
+        value = kind(text)
+        try:
+            SamplingParams(**{"max_frames": MOST_FRAMES, name: value})  # type: ignore[arg-type]
+        except RequestError as error:
+            raise ArgumentTypeError(str(error)) from None
+        return value
+
+    return read

@@ -1,0 +1,111 @@
+"""The ladder of an ablation: an engine a step, one request at a time, and what is said about the targets."""
+
+import io
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+from scripted_runtime import ScriptedRuntime
+
+from engine import bench_ablation
+from engine.bench_ablation import FRAMES, PUBLISHED, STEPS, WARM, Ablation, Row, run, table
+from engine.core import Output, Request, Stage
+from engine.messages import RuntimeConfig
+from engine.runtime import Runtime
+
+QUIET = Console(quiet=True)
+
+
+class OneAtATime(ScriptedRuntime):
+    """Refuses company."""
+
+    def submit(self, request: Request, deliver: Callable[[Output], None]) -> int:
+        assert set(self.jobs) == set(self.cancelled), "the one before is over"
+        assert (request.sampling.min_frames, request.sampling.max_frames) == (FRAMES, FRAMES)
+        return super().submit(request, deliver)
+
+
+class Started:
+    """Starts engines and keeps what they were asked for."""
+
+    def __init__(self, pace: float = 0.001) -> None:
+        self.configs: list[RuntimeConfig] = []
+        self.engines: list[ScriptedRuntime] = []
+        self._pace = pace
+
+    def __call__(self, config: RuntimeConfig) -> Runtime:
+        assert all(engine.closed for engine in self.engines), "one engine at a time"
+        self.configs.append(config)
+        self.engines.append(OneAtATime(pace=self._pace, chunk_frames=16 if config.policy == "fixed-chunks" else 1))
+        return cast("Runtime", self.engines[-1])
+
+
+def rows(*p50: float) -> tuple[Row, ...]:
+    return tuple(Row(step, ms, 2 * ms, 20, 1, 3.2) for step, ms in zip(STEPS, p50, strict=True))
+
+
+def test_each_step_is_an_engine_of_its_own() -> None:
+    start = Started()
+    ablation = run(RuntimeConfig(device="cpu", random_weights="tiny"), 3, QUIET, start)
+    assert [(config.graphs, config.policy) for config in start.configs] == [
+        (frozenset(), "fixed-chunks"),
+        (frozenset(), "predictor"),
+        (frozenset({Stage.DEPTH}), "predictor"),
+        (frozenset(Stage), "predictor"),
+    ]
+    assert {config.random_weights for config in start.configs} == {"tiny"}
+    assert all(engine.closed and len(engine.jobs) == WARM + 3 for engine in start.engines)
+    assert [row.step for row in ablation.rows] == ["eager-16", "progressive", "depth-compiled", "graphs"]
+    assert [row.first_chunk_frames for row in ablation.rows] == [16, 1, 1, 1]
+    assert all(row.runs == 3 and 0.5 < row.ttfa_ms_p50 <= row.ttfa_ms_p95 for row in ablation.rows)
+
+
+def test_a_slow_step_has_fewer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_ablation, "MOST_SECONDS", 0.0)
+    ablation = run(RuntimeConfig(), 30, QUIET, Started())
+    assert [row.runs for row in ablation.rows] == [5, 5, 5, 5]
+
+
+def test_a_refusal_is_an_error() -> None:
+    class Refusing(Started):
+        def __call__(self, config: RuntimeConfig) -> Runtime:
+            engine = super().__call__(config)
+            self.engines[-1].retry_after = 1.0
+            return engine
+
+    with pytest.raises(RuntimeError, match="all voices are busy"):
+        run(RuntimeConfig(), 1, QUIET, Refusing())
+
+
+def test_json_has_ratios_and_what_was_published_apart() -> None:
+    data: dict[str, Any] = Ablation("NVIDIA H200", "random-breeze-tts-2", rows(2400.0, 150.0, 66.0, 12.0)).to_dict()
+    assert set(data) == {"voice", "rows", "graphs_faster_than", "published"}
+    assert {"step", "ttfa_ms_p50", "ttfa_ms_p95", "runs"} <= set(data["rows"][0])
+    assert data["graphs_faster_than"] == {"eager-16": 200.0, "progressive": 12.5}
+    assert data["published"]["gpu"] == "H100"
+    assert list(data["published"]["ttfa_ms"].items()) == [
+        ("eager-16", 2500.0),
+        ("progressive", 150.0),
+        ("depth-compiled", 100.0),
+        ("graphs", 35.0),
+    ]
+
+
+def test_targets_are_judged() -> None:
+    good = Ablation("", "", rows(300.0, 120.0, 66.0, 20.0)).verdicts()
+    assert good == [
+        "graphs: 20.0 ms to first audio (p50), which meets the target of 20 ms",
+        "graphs: 15.0 times faster than eager-16, which meets the target of 15 times",
+        "graphs: 6.0 times faster than progressive, which meets the target of 6 times",
+    ]
+    bad = Ablation("", "", rows(300.0, 120.0, 66.0, 21.0)).verdicts()
+    assert all("short of the target of" in line for line in bad)
+
+
+def test_the_table_names_the_gpu_of_what_was_published() -> None:
+    written = io.StringIO()
+    Console(file=written, width=100).print(table(rows(2400.0, 150.0, 66.0, 12.04)))
+    assert str(PUBLISHED["gpu"]) in written.getvalue()
+    last = written.getvalue().strip().splitlines()[-1].split()
+    assert last == ["graphs", "12.0", "ms", "24.1", "ms", "20", "1", "frame", "3", "s", "35", "ms"]
