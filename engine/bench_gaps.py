@@ -120,15 +120,18 @@ def text(number: int, chars: int) -> str:
     return words.strip()
 
 
-def asked(callers: Sequence[Utterance], spec: ModelSpec) -> list[Request]:
-    """A request of the right length for each. Raises ValueError for callers who want more than a plain text."""
+def asked(callers: Sequence[Utterance], spec: ModelSpec, exact: bool = False) -> list[Request]:
+    """A request of the right length for each; `exact` for a voice that ends nothing by itself. Raises ValueError for
+    callers who want more than a plain text."""
     if any(said.rows != 1 for said in callers):
         raise ValueError(
             "expected callers with plain texts, got guided ones (rows above 1): leave them out of the trace"
         )
     seconds = (said.frames * spec.frame_seconds for said in callers)
     chars = (min(round(CHARS_PER_SECOND * length), spec.max_text_chars) for length in seconds)
-    return [Request(text(number, max(2, most)), spec.sampling) for number, most in enumerate(chars)]
+    samplings = (bench.fixed(spec.sampling, said.frames) if exact else spec.sampling for said in callers)
+    texts = (text(number, max(2, most)) for number, most in enumerate(chars))
+    return [Request(*asked) for asked in zip(texts, samplings, strict=True)]
 
 
 def unrefusing_config(config: RuntimeConfig, policy: str) -> RuntimeConfig:
@@ -163,7 +166,8 @@ def played(
     warm_up(runtime)
     with progress(console) as bar:
         task = bar.add_task("speaking", total=len(callers))
-        live = Live(runtime, callers, asked(callers, runtime.spec), lambda: bar.advance(task))
+        requests = asked(callers, runtime.spec, exact=runtime.config.random_weights is not None)
+        live = Live(runtime, callers, requests, lambda: bar.advance(task))
         happened = live.run()
     return happened, tuple(live.trace())
 

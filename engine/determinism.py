@@ -80,7 +80,10 @@ class WatchedSampling(SamplingState):
 def compare(
     model: Model, limits: Limits, texts: Sequence[str], shapes: Sequence[int], fused: frozenset[Stage] = frozenset()
 ) -> list[Row]:
-    """Greedy codes of every text at every shape, each against shape 1; by fused kernels in the stages `fused`."""
+    """Greedy codes of every text at every shape, each against shape 1; by fused kernels in the stages `fused`.
+
+    One request at a time: of the limits' slots and pages one slot's share is enough."""
+    limits = replace(limits, num_slots=1, num_pages=limits.num_pages // limits.num_slots)
     runs = {
         shape: run_all(model, replace(limits, batches=(shape,)), texts, fused)
         for shape in track((1, *shapes), description="speaking", transient=True)

@@ -96,3 +96,56 @@ def gaps() -> str:
         f"{callers}: TTFA p50, requests with gaps; simulated | {real['ttfa_p50_ms']:.0f} ms, "
         f"{real['requests_with_gaps']}; {simulated['ttfa_p50_ms']:.0f} ms, {simulated['requests_with_gaps']} |"
     )
+
+
+STEPS = {
+    "eager-16": "op by op, 16 frames before the first chunk",
+    "progressive": "op by op, chunks of 1, 2, 4, 8, 16 frames",
+    "depth-compiled": "and the depth decoder as a graph of fused kernels",
+    "graphs": "and every stage",
+}
+"""What `bench ablation` calls its steps, in words."""
+
+
+def ablation() -> list[str]:
+    """What each step brings to one request's first audio."""
+    data = result("h200-ablation")
+    published = data["published"]["ttfa_ms"]
+    return [
+        f"| {STEPS[row['step']]} | {row['ttfa_ms_p50']:.0f} ms | {published[row['step']]:.0f} ms |"
+        for row in data["rows"]
+    ]
+
+
+def concurrency() -> list[str]:
+    """First audio by the number of requests."""
+    rows = result("h200-concurrency")["rows"]
+    together, random = ([row for row in rows if row["arrival"] == how] for how in ("together", "poisson"))
+    return [
+        f"| {one['requests']} | {one['ttfa_ms_p50']:.0f} / {one['ttfa_ms_p95']:.0f} ms | {other['ttfa_ms_p50']:.0f} / "
+        f"{other['ttfa_ms_p95']:.0f} ms | {one['baseline_batched_ttfa_ms_p50']:.0f} ms |"
+        for one, other in zip(together, random, strict=True)
+    ]
+
+
+def underruns() -> str:
+    """In all rows together."""
+    rows = result("h200-concurrency")["rows"]
+    late, served = sum(row["underruns"] for row in rows), sum(row["served"] for row in rows)
+    return f"Of the chunks of these {served} requests {late or 'none'} came late."
+
+
+def stages() -> list[str]:
+    """A frame's stages by the number of streams."""
+    rows = {(row["stage"], row["batch"], row["length"]): row for row in result("h200-stages")["rows"]}
+    return [
+        f"| {stage} | "
+        + " | ".join(f"{rows[stage, batch, 1]['ms_p50']:.1f} ms" for batch in (1, 16, 64))
+        + f" | {rows[stage, 1, 1]['floor_ms']:.1f} ms |"
+        for stage in ("decode", "depth", "codec")
+    ]
+
+
+def bandwidth() -> str:
+    """Of the device, as it was measured."""
+    return f"{result('h200-stages')['bandwidth_gb_per_s']:.0f} GB/s in the same run"

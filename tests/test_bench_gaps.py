@@ -116,6 +116,10 @@ class TestCallers:
         assert [len(request.text) for request in requests] == [69, 35, 360], "72, 36 and at most 360 characters"
         assert {request.sampling for request in requests} == {VOICE.sampling}
 
+    def test_a_voice_that_ends_nothing_by_itself_is_told_how_long(self) -> None:
+        requests = asked([Utterance(0.0, 50), Utterance(1.0, 25)], VOICE, exact=True)
+        assert [(r.sampling.min_frames, r.sampling.max_frames) for r in requests] == [(50, 50), (25, 25)]
+
     def test_guided_callers_cannot_be_played(self) -> None:
         with pytest.raises(ValueError, match="rows above 1"):
             asked([Utterance(0.0, 50, rows=2)], VOICE)

@@ -1,6 +1,21 @@
 """The README's promises: its commands are the ones that CI runs, its tree names every file."""
 
-from readme import README, ROOT, blocks, bounds, deadlines, embedding, figures, gaps, planning
+from readme import (
+    README,
+    ROOT,
+    ablation,
+    bandwidth,
+    blocks,
+    bounds,
+    concurrency,
+    deadlines,
+    embedding,
+    figures,
+    gaps,
+    planning,
+    stages,
+    underruns,
+)
 
 
 def test_the_embedding_program_is_at_most_ten_lines() -> None:
@@ -20,5 +35,7 @@ def test_every_file_is_in_the_tree() -> None:
 
 
 def test_every_figure_comes_from_a_benchmark() -> None:
-    for row in (*figures(), *deadlines(), bounds(), planning(), gaps()):
+    for row in (*figures(), *deadlines(), bounds(), planning(), gaps(), *ablation(), *concurrency(), *stages()):
         assert row in README.splitlines(), f"the README lacks this row of the results: {row}"
+    for words in (underruns(), bandwidth()):
+        assert words in README, f"the README lacks these words of the results: {words}"
