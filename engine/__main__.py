@@ -124,7 +124,9 @@ def base_race(args: argparse.Namespace, profile: Profile) -> Race:
     load = args.load or profile.load
     if load is None and not args.sweep:
         raise ValueError(f"profile {profile.name!r} holds no load: give --load, or have --sweep --store find one")
-    return Race(load=load, seed=args.seed, requests=args.requests or REQUESTS, burst=args.burst or 1, moods=moods)
+    requests, burst = args.requests or REQUESTS, args.burst or 1
+    race = Race(load=load, seed=args.seed, requests=requests, burst=burst, moods=moods)
+    return replace(race, tokens_per_char=profile.tokens_per_char)
 
 
 def calibrate(args: argparse.Namespace) -> int:

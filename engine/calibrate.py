@@ -22,6 +22,8 @@ from engine.core import (
     ModelSpec,
     Prompt,
     PromptRow,
+    Request,
+    RequestError,
     Row,
     SamplingParams,
     Stage,
@@ -36,6 +38,7 @@ from engine.reader import reading
 
 PROMPT_TOKENS = 96
 """A sentence of the usual length, where a token is a character."""
+SENTENCE = "The train to the coast leaves from platform nine in about twelve minutes. "
 MAX_FRAMES = sum(chunking.LADDER)
 """Of a script: each chunk size once."""
 WARM_BATCHES = (1, 2)
@@ -165,7 +168,16 @@ def calibrate(model: Model, executor: Executor, limits: Limits, runs: int, conso
         calibration = Calibration(model.spec, executor, limits, reader, clock)
         for _, batch, i in track(plan, description="measuring stages", console=console):
             calibration.round(batch, i)
-    return calibration.profile
+    return replace(calibration.profile, tokens_per_char=tokens_per_char(model))
+
+
+def tokens_per_char(model: Model) -> float:
+    """What the voice's tokenizer makes of English text; 1 if it cannot read any."""
+    try:
+        once, twice = (model.prompt(Request(SENTENCE * n, model.spec.sampling)).text_tokens for n in (1, 2))
+    except RequestError:
+        return 1.0
+    return round((twice - once) / len(SENTENCE), 3)
 
 
 class Calibration:

@@ -37,6 +37,7 @@ class Race:
     burst: int = 1
     moods: Moods = field(default_factory=Moods)
     trace: tuple[Utterance, ...] = ()
+    tokens_per_char: float = 1.0
 
     @property
     def script(self) -> Sequence[Utterance]:
@@ -45,7 +46,8 @@ class Race:
             return moody(self.trace, self.moods, self.seed)
         if self.load is None:
             raise ValueError("expected a load or a trace, got neither: give one of them")
-        return moody(poisson(self.requests, self.load, self.seed, burst=self.burst), self.moods, self.seed)
+        callers = poisson(self.requests, self.load, self.seed, burst=self.burst, tokens_per_char=self.tokens_per_char)
+        return moody(callers, self.moods, self.seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,9 @@ class Profile:
     rated_load: float | None = None
     """Mean number of streams at once up to which the Predictor leaves no gap: its capacity (engine.capacity)."""
 
+    tokens_per_char: float = 1.0
+    """Of text: what the voice's tokenizer makes of it."""
+
     @property
     def timeline(self) -> list[tuple[CostKey, float]]:
         """The steps in their order, each with its seconds."""
@@ -73,8 +76,8 @@ class Profile:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Profile:
         """From {"voice", "costs": [{"stage", "batch", "length", "source", "seconds": [...]}, ...], "limits", "load",
-        "rated_load", "overhead", "order": indices into the costs}; other keys are ignored. Raises ValueError, which
-        names the field, what was expected there, and what came."""
+        "rated_load", "tokens_per_char", "overhead", "order": indices into the costs}; other keys are ignored. Raises
+        ValueError, which names the field, what was expected there, and what came."""
         try:
             return _profile(data)
         except ValueError as error:
@@ -87,6 +90,8 @@ class Profile:
             max_batch = {stage.value: most for stage, most in self.limits.max_batch.items()}
             data["limits"] = {name: getattr(self.limits, name) for name in LIMITS} | {"max_batch": max_batch}
         data |= {name: getattr(self, name) for name in ("load", "rated_load") if getattr(self, name) is not None}
+        if self.tokens_per_char != 1.0:
+            data["tokens_per_char"] = self.tokens_per_char
         if self.overhead != NO_OVERHEAD:
             data["overhead"] = asdict(self.overhead)
         if self.order:
@@ -204,6 +209,7 @@ def _profile(data: Any) -> Profile:
         _overhead(_optional(data, "overhead", OBJECT) or {}),
         _order(_optional(data, "order", LIST), samples),
         _optional(data, "rated_load", POSITIVE),
+        _optional(data, "tokens_per_char", POSITIVE) or 1.0,
     )
 
 

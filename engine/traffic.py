@@ -22,8 +22,8 @@ SPEC = ModelSpec(
     modes=frozenset(Mode),
     sampling=SamplingParams(),
 )
-TOKENS_PER_SECOND = 14.0
-"""English speech, a token a character."""
+CHARS_PER_SECOND = 14.0
+"""Of English speech."""
 NEVER = (inf, 0.0)
 
 
@@ -63,7 +63,9 @@ class Moods:
     barge_ins: float = 0.0
 
 
-def poisson(requests: int, load: float, seed: int, spec: ModelSpec = SPEC, burst: int = 1) -> list[Utterance]:
+def poisson(
+    requests: int, load: float, seed: int, spec: ModelSpec = SPEC, burst: int = 1, tokens_per_char: float = 1.0
+) -> list[Utterance]:
     """Callers who come independently (or `burst` at once), each for one utterance of 2 to 20 s (log-normal, median
     4.5 s); `load` is the number of utterances that would play at once on average."""
     random = Random(seed)
@@ -73,7 +75,8 @@ def poisson(requests: int, load: float, seed: int, spec: ModelSpec = SPEC, burst
     for number, length in enumerate(seconds):
         if number % burst == 0:
             at += random.expovariate(rate)
-        script.append(Utterance(at, round(length / spec.frame_seconds), round(length * TOKENS_PER_SECOND)))
+        tokens = max(1, round(length * CHARS_PER_SECOND * tokens_per_char))
+        script.append(Utterance(at, round(length / spec.frame_seconds), tokens))
     return script
 
 

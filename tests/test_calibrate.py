@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, models
 
+from engine import random_weights
 from engine.calibrate import (
     FEW,
     MAX_FRAMES,
@@ -26,6 +27,7 @@ from engine.calibrate import (
     calibrate,
     exercise,
     lockstep,
+    tokens_per_char,
     usual,
     warm_up,
 )
@@ -53,6 +55,13 @@ def cramped(folder: Path, max_positions: int) -> tuple[Model, Executor, Limits]:
     (folder / "config.json").write_text(json.dumps(config))
     Tokenizer(models.BPE({"字": 0}, [])).save(str(folder / "tokenizer.json"))
     return load(RuntimeConfig(folder, device="cpu"))
+
+
+def test_the_tokens_of_a_text_are_counted_or_taken_to_be_its_characters(tmp_path: Path) -> None:
+    reads, cannot = load(RuntimeConfig(device="cpu"))[0], cramped(tmp_path / "voice", 100)[0]
+    coarse = random_weights.outline("tiny")
+    assert (tokens_per_char(reads), tokens_per_char(cannot)) == (1.0, 1.0)
+    assert 0.2 < tokens_per_char(coarse) < 0.3
 
 
 @pytest.mark.parametrize("max_positions", [2, 3, 20, 40, 100])

@@ -127,6 +127,7 @@ STAGES = "expected one of text, prefill, decode, depth, codec"
         (DATA | {"overhead": {"step": -0.1}}, "overhead.step: expected seconds from 0 on, got -0.1"),
         (DATA | {"overhead": {"step": inf}}, "overhead.step: expected seconds from 0 on, got inf"),
         (DATA | {"overhead": {"pause": 0.1}}, "overhead: expected some of submit, step, deliver, got 'pause'"),
+        (DATA | {"tokens_per_char": 0}, "tokens_per_char: expected a number above 0"),
         (DATA | {"order": 1}, "order: expected a list, got 1"),
         (DATA | {"order": [0, 0, 1, 2]}, "order[3]: expected the number of one of the 2 costs, from 0 on, got 2"),
         (DATA | {"order": [0, -1]}, "order[1]: expected the number of one of the 2 costs, from 0 on, got -1"),

@@ -241,3 +241,10 @@ class TestTrace:
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
             read_trace(tmp_path / "none.jsonl")
+
+
+def test_a_tokenizer_of_longer_tokens_makes_shorter_prompts() -> None:
+    usual, longer = poisson(50, 8.0, 3), poisson(50, 8.0, 3, tokens_per_char=0.25)
+    assert [said.frames for said in longer] == [said.frames for said in usual]
+    for one, other in zip(longer, usual, strict=True):
+        assert abs(4 * one.text_tokens - other.text_tokens) <= 3
