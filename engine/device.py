@@ -72,6 +72,8 @@ def free_memory(device: torch.device) -> int:
 
 def memory_told(device: torch.device) -> str:
     """What is free, in words."""
+    if device.type == "cpu":
+        return "this machine has less free"
     free, total = torch.cuda.mem_get_info(device)
     return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
 

@@ -298,8 +298,8 @@ def load(config: RuntimeConfig, progress: Progress = lambda shapes: shapes) -> t
         executor.capture(progress)
     except torch.OutOfMemoryError as error:
         asked = f"{limits.num_slots} slots and {limits.num_pages} pages of {limits.page_size} positions"
-        told = f"{devices.memory_told(device)}; lower --slots"
-        raise RuntimeError(f"expected memory for {asked}, {told} ({str(error).split('. ')[0]})") from error
+        told, tried = devices.memory_told(device), ". ".join(str(error).split(". ")[:2])
+        raise RuntimeError(f"expected memory for {asked}, {told}; lower --slots ({tried})") from error
     return model, executor, limits
 
 

@@ -10,7 +10,8 @@ from lockstep import Ask, lockstep
 from engine import device as devices
 from engine import random_weights
 from engine.core import Limits, Reference, Request, Stage
-from engine.executor import Executor
+from engine.executor import Executor, default_limits, load
+from engine.messages import RuntimeConfig
 from engine.models import Model
 from engine.shapes import Shape, Work
 
@@ -89,3 +90,27 @@ def test_a_captured_graph_reads_its_values_anew_and_lends_its_outputs() -> None:
     (second,) = devices.fetch(graph(torch.tensor([1, 0, 0]).numpy()))
     assert first.tolist() == [2, 4, 6], "a copy: the next call does not change it"
     assert second.tolist() == [4, 4, 6]
+
+
+def test_too_little_memory_is_told_with_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(*_: object) -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 28.00 GiB. GPU 0 has a total capacity of ..."
+        )
+
+    monkeypatch.setattr("engine.executor.Executor", allocate)
+    with pytest.raises(RuntimeError) as error:
+        load(RuntimeConfig(device="cpu", random_weights="tiny", slots=3))
+    assert str(error.value) == (
+        "expected memory for 3 slots and 96 pages of 16 positions, this machine has less free; lower --slots "
+        "(CUDA out of memory. Tried to allocate 28.00 GiB)"
+    )
+
+
+def test_pages_are_as_many_as_there_is_memory_for(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of one head of 16 numbers, keys and values, float32: 256 bytes a position, 4096 a page."""
+    assert default_limits(tiny, 3).num_pages == 3 * 512 // 16
+    monkeypatch.setattr(devices, "room", lambda _: 50 * 4096 + 4000)
+    limits = default_limits(tiny, 300)
+    assert (limits.num_slots, limits.num_pages) == (300, 50)
+    assert set(limits.max_batch.values()) == {64}
