@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine import bench_gaps
+from engine import device as devices
 from engine.bench import fixed, p50_p95_ms
 from engine.calibrate import OPENING
 from engine.calibrate import script as scripted
@@ -335,7 +336,8 @@ def run(
     if frames < CHUNK:
         raise ValueError(f"--frames must be at least {CHUNK}, the baseline's first chunk, got {frames}")
     base, numbers = baseline(config, requests, frames, console)
-    gc.collect()  # the baseline's model
+    gc.collect()  # the baseline's model, whose memory the engine's process needs
+    devices.free_memory(devices.choose(config.device))
     with console.status("starting the engine"):
         runtime = start(replace(config, max_wait=inf))
     rows = list[Row]()

@@ -62,12 +62,9 @@ class Comparison:
     simulated_overruns: float
 
     def to_dict(self) -> dict[str, object]:
-        """JSON data, without the trace."""
-        own = {name: getattr(self, name) for name in ("policy", "profile", "longest_seconds")}
-        return own | {
+        """JSON data beside the figures, without the trace."""
+        return {
             "real_load": round(self.load, 3),
-            "real": _rounded(self.real),
-            "simulated": _rounded(self.simulated),
             "simulated_over_real": self.ratios(),
             "real_overruns": round(self.real_overruns, 4),
             "simulated_overruns": round(self.simulated_overruns, 4),
@@ -78,6 +75,18 @@ class Comparison:
         names = ("ttfa_p50_ms", "ttfa_p95_ms", "rtf", "requests_with_gaps")
         pairs = {name: (getattr(self.simulated, name), getattr(self.real, name)) for name in names}
         return {name: round(a / b, 3) if a is not None and b else None for name, (a, b) in pairs.items()}
+
+
+def to_json(comparisons: Sequence[Comparison]) -> dict[str, object]:
+    """JSON data of runs for the same callers, a policy each: real figures in the shape of simulate's."""
+    one = comparisons[0]
+    return {
+        "profile": one.profile,
+        "longest_seconds": one.longest_seconds,
+        "policies": {run.policy: _rounded(run.real) for run in comparisons},
+        "simulated": {run.policy: _rounded(run.simulated) for run in comparisons},
+        "comparison": {run.policy: run.to_dict() for run in comparisons},
+    }
 
 
 def _rounded(row: Figures) -> dict[str, object]:

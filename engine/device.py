@@ -94,7 +94,8 @@ def count_compiles(device: torch.device) -> Callable[[], int]:
 
 def compile_all(work: Sequence[tuple[Body, int]], device: torch.device) -> None:
     """Runs each body once, on so many zeros, so that its kernels are there; several at a time, as compiling is work of
-    the host. Raises RuntimeError (memory)."""
+    the host. They share one stream, so that no two run at once there, whatever memory they share. Raises RuntimeError
+    (memory)."""
 
     def once(body: Body, size: int) -> None:
         with torch.inference_mode():

@@ -21,6 +21,7 @@ from engine.core import (
     Admission,
     Codes,
     Limits,
+    Mode,
     PromptRow,
     ReferenceSegment,
     Row,
@@ -31,7 +32,7 @@ from engine.core import (
 )
 from engine.messages import RuntimeConfig
 from engine.models import Model, State
-from engine.sampling import ANY, GREEDY, Flags, settings
+from engine.sampling import ANY, GREEDY, settings
 from engine.shapes import Shape, Work, codec_parts, dealt, ladder, token_shape
 from engine.stages import Stages
 
@@ -108,7 +109,8 @@ class Executor:
     def capture(self, progress: Progress = lambda shapes: shapes) -> None:
         """Captures every shape that a step can have, in the order of `progress`. Whatever runs afterwards is replayed.
         Raises RuntimeError when the device has too little memory."""
-        shapes = [self._whole(shape) for shape in ladder(self._limits, self.model.spec.max_positions)]
+        guided = bool(self.model.spec.modes & {Mode.DESIGN, Mode.DIRECTION})
+        shapes = [self._whole(shape) for shape in ladder(self._limits, self.model.spec.max_positions, guided)]
         shapes = [shape for shape in shapes if shape.work.stage in self._graphs]
         with torch.inference_mode():
             bodies = {shape: self._body(shape) for shape in shapes}
@@ -127,12 +129,13 @@ class Executor:
     def _body(self, shape: Shape) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
         return lambda values: self.stages.run(shape, values)
 
-    def _launch(self, shape: Shape, parts: Parts, flags: Flags = ANY) -> Sequence[torch.Tensor]:
-        """Starts the work; `devices.fetch` waits for what it returns."""
+    def _launch(self, shape: Shape, parts: Parts, slots: Sequence[int] = ()) -> Sequence[torch.Tensor]:
+        """Starts the work, which draws by the settings of `slots`; `devices.fetch` waits for what it returns."""
         values = np.concatenate([np.asarray(part, np.int64).ravel() for part in parts])
         if (graph := self._captured.get(shape)) is not None:
             return graph(values)
         self._strays += shape.work.stage in self._graphs
+        flags = self.state.sampling.flags(slots) if slots else ANY
         return self.stages.run(shape, torch.from_numpy(values).to(self.device), flags)
 
     def _whole(self, shape: Shape) -> Shape:
@@ -235,7 +238,7 @@ class Executor:
         return StepResult(ended=tuple(self._ended(batch, self._paged(shape, max(positions)), parts)))
 
     def _ended(self, batch: Batch, shape: Shape, parts: Parts) -> Sequence[bool]:
-        (ended,) = devices.fetch(self._launch(shape, parts, self.state.sampling.flags(batch.first_slots)))
+        (ended,) = devices.fetch(self._launch(shape, parts, batch.first_slots))
         told: list[bool] = ended[: len(batch.rows)].tolist()
         return told
 
@@ -244,7 +247,7 @@ class Executor:
     def _depth(self, rows: tuple[Row, ...]) -> StepResult:
         batch = Batch.of(rows, self._limits.batches)
         shape = Shape(Work.DEPTH, batch.size, paired=batch.paired)
-        self._launch(shape, [batch.slots, batch.starts()], self.state.sampling.flags(batch.first_slots))
+        self._launch(shape, [batch.slots, batch.starts()], batch.first_slots)
         return StepResult()
 
     def _codec(self, rows: tuple[Row, ...]) -> StepResult:
@@ -285,29 +288,35 @@ def load(config: RuntimeConfig, progress: Progress = lambda shapes: shapes) -> t
     device = devices.choose(config.device)
     devices.set_threads(device, config.threads)
     devices.keep_freed_memory(device)
+    try:
+        return _loaded(config, device, progress)
+    except torch.OutOfMemoryError as error:
+        tried = ". ".join(str(error).split(". ")[:2])
+        told = f"{devices.memory_told(device)}; lower --slots, or take a device with more"
+        raise RuntimeError(f"expected memory for the voice, its slots and their pages, {told} ({tried})") from error
+
+
+def _loaded(config: RuntimeConfig, device: torch.device, progress: Progress) -> tuple[Model, Executor, Limits]:
     dtype = devices.choose_dtype(config.dtype, device)
     if config.random_weights is None:
         model: Model = models.load(config.voice, device=device, dtype=dtype)
     else:
         model = random_weights.load(config.random_weights, device=device, dtype=dtype)
     limits = config.limits or default_limits(model, config.slots or devices.slots(device))
-    graphs = config.graphs if devices.captures(device) else frozenset()
-    try:
-        with torch.inference_mode():
-            executor = Executor(model, limits, graphs)
-        executor.capture(progress)
-    except torch.OutOfMemoryError as error:
-        asked = f"{limits.num_slots} slots and {limits.num_pages} pages of {limits.page_size} positions"
-        told, tried = devices.memory_told(device), ". ".join(str(error).split(". ")[:2])
-        raise RuntimeError(f"expected memory for {asked}, {told}; lower --slots ({tried})") from error
+    with torch.inference_mode():
+        executor = Executor(model, limits, config.graphs if devices.captures(device) else frozenset())
+    executor.capture(progress)
     return model, executor, limits
 
 
 def default_limits(model: Model, slots: int) -> Limits:
     """Room for every slot to reach the model's last position, or as many pages as the device has memory for: a request
-    holds what it may need at most, and one that finds too little waits."""
+    holds what it may need at most, and one that finds too little waits. Raises RuntimeError if none fits."""
     limits = Limits(num_slots=slots)
     limits = replace(limits, max_batch=dict.fromkeys(Stage, min(slots, limits.batches[-1])))
-    pages = slots * -(-model.spec.max_positions // limits.page_size)
+    longest = -(-model.spec.max_positions // limits.page_size)
     fitting = devices.room(model.device) / (model.position_bytes * limits.page_size)
-    return replace(limits, num_pages=int(min(pages, fitting)))
+    if fitting < longest:
+        told = f"{devices.memory_told(model.device)}: take a device with more, or --dtype bf16"
+        raise RuntimeError(f"expected memory for {longest} pages, so that one request fits, {told}")
+    return replace(limits, num_pages=int(min(slots * longest, fitting)))

@@ -17,17 +17,18 @@ FLAT_LIST = re.compile(r"\[(\n[^\[\]{}\"]+)\]")
 
 
 def describe(device: str, argv: Sequence[str]) -> dict[str, object]:
-    """Machine, versions, date and command, as JSON data. `device` is what the engine's device calls itself."""
+    """Machine, versions, date and command (of its files the names), as JSON data. `device` is what the engine's device
+    calls itself."""
     return {
         "device": device,
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": version("torch"),
         "numpy": version("numpy"),
         "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(("breezert", *argv)),
+        "command": " ".join(("breezert", *(Path(word).name if "/" in word else word for word in argv))),
     }
 
 

@@ -197,7 +197,7 @@ TINY: Mapping[str, Any] = {
 
 DIMENSIONS: Mapping[str, Mapping[str, Any]] = {"breeze-tts-2": BREEZE_TTS_2, "tiny": TINY}
 HERE = Path(__file__)
-"""The folder that its errors name: the configs stand in this file, and no generation_config.json lies in it."""
+"""What its errors name: the configs stand in this file, and no generation_config.json lies in it."""
 
 
 def load(name: str, *, device: torch.device, dtype: torch.dtype) -> Breeze:

@@ -59,17 +59,18 @@ class Shape:
         return 2 * self.rows if self.paired else self.rows
 
 
-def ladder(limits: Limits, max_positions: int) -> list[Shape]:
-    """Every shape that a step within the limits can need, the largest first, without `pages`."""
+def ladder(limits: Limits, max_positions: int, guided: bool = True) -> list[Shape]:
+    """Every shape that a step within the limits can need, the largest first, without `pages`. Only where requests can
+    be `guided` are there pairs."""
     text, prompts = (_most(limits, stage) for stage in (Stage.TEXT, Stage.PREFILL))
     shapes = [Shape(Work.TEXT, rows, length) for rows, length in _token_shapes(text, limits, max_positions)]
     parts = _token_shapes(prompts, limits, min(max_positions, limits.max_prefill_tokens))
     shapes += [Shape(Work.PREFILL, rows, length) for rows, length in parts]
-    for work, paired in product((Work.START, Work.DECODE, Work.DEPTH), (False, True)):
+    for work, paired in product((Work.START, Work.DECODE, Work.DEPTH), (False, True) if guided else (False,)):
         shapes += [Shape(work, rows, paired=paired) for rows in _batches(limits.max_batch[work.stage], limits.batches)]
-    for rows, frames in product(_batches(limits.max_batch[Stage.CODEC], limits.batches), LADDER):
-        if rows == limits.batches[0] or rows * frames <= MAX_FRAMES:
-            shapes.append(Shape(Work.CODEC, rows, frames))
+    for frames in LADDER:
+        rows = min(limits.max_batch[Stage.CODEC], _fitting(MAX_FRAMES // frames, limits.batches))
+        shapes += [Shape(Work.CODEC, rows, frames) for rows in _batches(rows, limits.batches)]
     return sorted(shapes, key=lambda shape: (-shape.sequences * shape.length, shape.work, shape.paired))
 
 
@@ -79,15 +80,13 @@ def _most(limits: Limits, stage: Stage) -> int:
 
 
 def _batches(most: int, batches: Sequence[int]) -> list[int]:
-    """The steps of the ladder up to the one that holds `most`."""
-    top = bucket(most, batches)
-    return sorted({size for size in batches if size <= top} | {top})
+    """What up to `most` rows are padded to."""
+    return sorted({bucket(rows, batches) for rows in range(1, most + 1)})
 
 
 def _token_shapes(most: int, limits: Limits, longest: int) -> Iterator[tuple[int, int]]:
-    lengths = {token_shape(tokens, longest) for tokens in range(1, longest + 1)}
-    for length, rows in product(sorted(lengths), _batches(most, limits.batches)):
-        if rows == limits.batches[0] or rows * length <= MAX_TOKENS:
+    for length in sorted({token_shape(tokens, longest) for tokens in range(1, longest + 1)}):
+        for rows in _batches(_part(most, length, limits.batches), limits.batches):
             yield rows, length
 
 
@@ -101,22 +100,24 @@ def dealt(rows: Sequence[T], tokens: Callable[[T], int], longest: int, limits: L
     parts: list[list[T]] = []
     length = 0
     for row in sorted(rows, key=tokens, reverse=True):
-        part = parts[-1] if parts else []
-        most = min(_most(limits, stage), MAX_TOKENS // length) if length else 0
-        if not part or len(part) >= _fitting(most, limits.batches):
+        if not parts or len(parts[-1]) >= _part(_most(limits, stage), length, limits.batches):
             length = token_shape(tokens(row), longest)
-            parts.append([row])
-        else:
-            part.append(row)
+            parts.append([])
+        parts[-1].append(row)
     return parts
 
 
+def _part(most: int, length: int, batches: Sequence[int]) -> int:
+    """Rows of so many tokens that one part has at most."""
+    return min(most, _fitting(MAX_TOKENS // length, batches))
+
+
 def _fitting(most: int, batches: Sequence[int]) -> int:
-    """The largest step of the ladder that is no more than `most`."""
-    return max((size for size in batches if size <= most), default=1)
+    """The largest step of the ladder that is no more than `most`, or its first."""
+    return max((size for size in batches if size <= most), default=batches[0])
 
 
 def codec_parts(rows: Sequence[T], frames: int, batches: Sequence[int]) -> list[Sequence[T]]:
     """Likewise for a codec step."""
-    most = _fitting(max(1, MAX_FRAMES // frames), batches)
+    most = _fitting(MAX_FRAMES // frames, batches)
     return [rows[first : first + most] for first in range(0, len(rows), most)]

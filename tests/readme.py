@@ -90,8 +90,8 @@ def planning() -> str:
 def gaps() -> str:
     """The real engine beside the simulator, for the same callers."""
     data = result("cpu-gaps")
-    real, simulated = data["real"], data["simulated"]
-    callers = f"| {real['requests']} callers, {data['real_load']:.1f} streams at once"
+    real, simulated = data["policies"]["predictor"], data["simulated"]["predictor"]
+    callers = f"| {real['requests']} callers, {data['comparison']['predictor']['real_load']:.1f} streams at once"
     return (
         f"{callers}: TTFA p50, requests with gaps; simulated | {real['ttfa_p50_ms']:.0f} ms, "
         f"{real['requests_with_gaps']}; {simulated['ttfa_p50_ms']:.0f} ms, {simulated['requests_with_gaps']} |"
@@ -115,6 +115,13 @@ def ablation() -> list[str]:
         f"| {STEPS[row['step']]} | {row['ttfa_ms_p50']:.0f} ms | {published[row['step']]:.0f} ms |"
         for row in data["rows"]
     ]
+
+
+def starts() -> str:
+    """How long an engine with all graphs took to start, and one without."""
+    seconds = {row["step"]: row["start_seconds"] for row in result("h200-ablation")["rows"]}
+    all_graphs, none = seconds["graphs"], seconds["progressive"]
+    return f"later ones took {all_graphs:.0f} s here, and `--eager`, which captures nothing, {none:.0f} s"
 
 
 def concurrency() -> list[str]:

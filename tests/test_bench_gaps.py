@@ -23,6 +23,7 @@ from engine.bench_gaps import (
     script,
     table,
     text,
+    to_json,
     unrefusing_config,
 )
 from engine.clock import MonotonicClock
@@ -299,8 +300,9 @@ class TestComparison:
             assert 0 < row.ttfa_p50_ms <= (row.ttfa_p95_ms or 0)
             assert row.rtf > 0
             assert row.refused == 0
-        data = seen.to_dict()
-        assert (data["policy"], data["profile"]) == ("predictor", "fast")
-        assert set(data) >= {"real", "simulated", "simulated_over_real", "real_load", "longest_seconds"}
+        data: Any = to_json([seen, replace(seen, policy="newest-first")])
+        assert data["profile"] == "fast"
+        assert list(data["policies"]) == list(data["simulated"]) == ["predictor", "newest-first"]
+        assert set(data["comparison"]["predictor"]) >= {"simulated_over_real", "real_load"}
         assert all(0 <= share < 1 for share in (seen.real_overruns, seen.simulated_overruns))
-        assert data["real_overruns"] == round(seen.real_overruns, 4)
+        assert data["comparison"]["predictor"]["real_overruns"] == round(seen.real_overruns, 4)

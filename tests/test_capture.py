@@ -102,8 +102,8 @@ def test_too_little_memory_is_told_with_what_to_lower(monkeypatch: pytest.Monkey
     with pytest.raises(RuntimeError) as error:
         load(RuntimeConfig(device="cpu", random_weights="tiny", slots=3))
     assert str(error.value) == (
-        "expected memory for 3 slots and 96 pages of 16 positions, this machine has less free; lower --slots "
-        "(CUDA out of memory. Tried to allocate 28.00 GiB)"
+        "expected memory for the voice, its slots and their pages, this machine has less free; lower --slots, or take "
+        "a device with more (CUDA out of memory. Tried to allocate 28.00 GiB)"
     )
 
 
@@ -114,3 +114,6 @@ def test_pages_are_as_many_as_there_is_memory_for(tiny: Model, monkeypatch: pyte
     limits = default_limits(tiny, 300)
     assert (limits.num_slots, limits.num_pages) == (300, 50)
     assert set(limits.max_batch.values()) == {64}
+    monkeypatch.setattr(devices, "room", lambda _: 31 * 4096)
+    with pytest.raises(RuntimeError, match="expected memory for 32 pages, so that one request fits"):
+        default_limits(tiny, 1)

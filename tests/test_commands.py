@@ -256,14 +256,15 @@ def test_bench_gaps_writes_what_was_real_and_what_was_simulated(
     assert main([*common, *options, "--json", str(path), "--save-trace", str(trace)]) == 0
     data = read(path)
     assert (limits[0].max_wait, limits[0].max_queued) == (inf, 1_000_000), "as simulated"
-    assert (data["device"], data["policy"], data["load"], data["seed"]) == ("cpu", "newest-first", 20.0, 5)
-    assert data["real"]["requests"] == data["simulated"]["requests"] == 3
-    assert data["real"]["ttfa_p50_ms"] > 0 < data["simulated"]["ttfa_p50_ms"]
+    assert (data["device"], data["load"], data["seed"]) == ("cpu", 20.0, 5)
+    real, simulated = data["policies"]["newest-first"], data["simulated"]["newest-first"]
+    assert real["requests"] == simulated["requests"] == 3
+    assert real["ttfa_p50_ms"] > 0 < simulated["ttfa_p50_ms"]
     said = read_trace(trace)
     assert len(said) == 3
-    assert sum(x.frames for x in said) * 0.08 == pytest.approx(data["real"]["audio_seconds"])
-    assert main([*common, "--trace", str(trace), "--json", str(path)]) == 0
-    assert (read(path)["load"], read(path)["policy"]) == (None, "predictor")
+    assert sum(x.frames for x in said) * 0.08 == pytest.approx(real["audio_seconds"])
+    assert main([*common, "--trace", str(trace), "--json", str(path), "--policy", "newest-first", "predictor"]) == 0
+    assert (read(path)["load"], list(read(path)["policies"])) == (None, ["newest-first", "predictor"])
 
 
 def test_bench_plan_writes_a_row_for_each_number_of_streams(tmp_path: Path) -> None:
@@ -294,7 +295,9 @@ def test_serve_takes_what_every_engine_takes() -> None:
 def test_bench_determinism_writes_null_where_nothing_parted(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     assert main(["bench", "determinism", "--shapes", "1", "--json", str(path), *TINY]) == 0
-    assert read(path)["rows"] == [{"shape": 1, "requests": 5, "equal_share": 1.0, "largest_margin": None}]
+    assert read(path)["rows"] == [
+        {"shape": 1, "requests": 5, "equal_share": 1.0, "largest_margin": None, "allowed": 1e-4}
+    ]
 
 
 def test_verify_by_its_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,6 +338,7 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
         (("bench", "gaps", "--voice", "/nowhere", "--in-process"), "/nowhere/config.json: cannot be read"),
         (("bench", "gaps", "--in-process", *TINY), "no profile 'checkpoint-cpu' comes with the engine"),
         (("bench", "gaps", "--trace", "/nowhere"), "/nowhere: No such file or directory"),
+        (("bench", "gaps", "--save-trace", "x", "--policy", "predictor", "round-robin"), "give one --policy"),
         (("bench", "gaps", "--trace", "x", "--load", "2"), "leave out --load and --requests"),
         (("bench", "gaps", "--save-trace", "/nowhere/x", "--voice", "/y"), "/nowhere/x: No such file or directory"),
         (("bench", "plan", "--streams", "1", "2"), "--streams must be at least 2, got 1"),

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.batch import bucket
 from engine.chunking import LADDER
 from engine.core import Limits, Stage
 from engine.shapes import MAX_FRAMES, MAX_ROWS, MAX_TOKENS, Shape, Work, codec_parts, dealt, ladder, token_shape
@@ -41,14 +41,17 @@ def test_products_are_capped() -> None:
 
 
 def test_a_ladder_that_starts_late() -> None:
-    """Where every batch is padded to 4, a single row is padded too; a guided request has two prompts."""
+    """Where every batch is padded to 4, a single row is padded too."""
     shapes = ladder(replace(LIMITS, batches=(4,), max_batch=dict.fromkeys(Stage, 4)), 64)
-    assert {shape.rows for shape in shapes} == {4, 8}
+    assert {shape.rows for shape in shapes} == {4}
+
+
+LADDERS = st.sampled_from([(1, 2, 4, 8, 16, 32, 64), (1, 3, 7), (4,), (1,), (32, 64), (1, 2, 4)])
 
 
 @given(
     st.lists(st.integers(1, 2048), min_size=1, max_size=200),
-    st.sampled_from([(1, 2, 4, 8, 16, 32, 64), (1, 3, 7), (4,), (1,)]),
+    LADDERS,
     st.integers(1, 64),
     st.sampled_from([Stage.TEXT, Stage.PREFILL]),
 )
@@ -60,17 +63,31 @@ def test_every_part_has_a_shape(lengths: list[int], batches: tuple[int, ...], mo
     parts = dealt(lengths, lambda length: length, longest, limits, stage)
     assert sorted(length for part in parts for length in part) == sorted(lengths)
     for part in parts:
-        size = next((step for step in sorted(batches) if step >= len(part)), None)
-        assert size is not None
         assert len(part) <= MAX_ROWS
-        assert (size, token_shape(max(part), longest)) in captured
+        assert (bucket(len(part), batches), token_shape(max(part), longest)) in captured
 
 
-@pytest.mark.parametrize("frames", LADDER)
-@pytest.mark.parametrize("number", [1, 5, 16, 17, 64])
-def test_every_codec_part_has_a_shape(number: int, frames: int) -> None:
-    parts = codec_parts(range(number), frames, LIMITS.batches)
-    assert [row for part in parts for row in part] == list(range(number))
-    for part in parts:
-        size = next(step for step in LIMITS.batches if step >= len(part))
-        assert Shape(Work.CODEC, size, frames) in SHAPES
+@settings(deadline=None)  # some ladders have hundreds of shapes
+@given(LADDERS, st.integers(1, 70), st.data())
+def test_every_step_of_requests_has_a_shape(batches: tuple[int, ...], most: int, data: st.DataObject) -> None:
+    limits = Limits(max_batch=dict.fromkeys(Stage, most), batches=batches)
+    captured, number = set(ladder(limits, 512)), data.draw(st.integers(1, most))
+    for work in (Work.START, Work.DECODE, Work.DEPTH):
+        for paired in (False, True):
+            assert Shape(work, bucket(number, batches), paired=paired) in captured
+    for frames in LADDER:
+        parts = codec_parts(range(number), frames, batches)
+        assert [row for part in parts for row in part] == list(range(number))
+        for part in parts:
+            assert Shape(Work.CODEC, bucket(len(part), batches), frames) in captured
+
+
+def test_parts_are_as_large_as_they_may_be() -> None:
+    assert [len(part) for part in codec_parts(range(40), 16, LIMITS.batches)] == [16, 16, 8]
+    assert [len(part) for part in codec_parts(range(40), 16, (32, 64))] == [32, 8]
+    parts = dealt([300, 20, 256, 20], lambda length: length, 2048, LIMITS, Stage.TEXT)
+    assert parts == [[300, 256, 20, 20]], "rows of similar length together, up to 2048 tokens"
+
+
+def test_no_pairs_where_nobody_is_guided() -> None:
+    assert not any(shape.paired for shape in ladder(LIMITS, 2048, guided=False))

@@ -1,4 +1,4 @@
-"""Breeze TTS 2: reads its checkpoint folder, lays out its prompts and offers the five functions of a model.
+"""Breeze TTS 2: reads its checkpoint folder, lays out its prompts and offers the functions of a model.
 
 It does not know batches, slots or when a function is called: the executor does. Source: the official model card
 and code, breezeblue-ai/breeze-tts.
