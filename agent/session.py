@@ -134,6 +134,8 @@ class Session:
         self._buffer = PlayoutBuffer(self._rate)
         self.track = SpeechTrack(self._buffer, OpusEncoder(self._rate, bit_rate), executor, clock, self._packet_sent)
         self._live: dict[str, Utterance] = {}
+        self._said: int | None = None
+        """The engine's number of the last utterance that was heard to its end: what comes soon continues it."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._refusing: str | None = None
@@ -246,10 +248,12 @@ class Session:
         self.track.stop()
 
     def _cancel_all(self) -> None:
+        """Also of those that the engine has made whole: their listener is not to be waited for."""
         for utterance in self._live.values():
-            if utterance.in_engine and utterance.request_id is not None:
+            if utterance.request_id is not None:
                 self._engine.cancel(utterance.request_id)
         self._live.clear()
+        self._said = None
         self._idle.set()
 
     def _problem(self, speak: Speak) -> Error | None:
@@ -280,7 +284,7 @@ class Session:
     def _submit_waiting(self) -> None:
         """Hands the engine the next utterances, each with the one that it continues: not one that failed."""
         room = LOOKAHEAD - sum(utterance.in_engine for utterance in self._live.values())
-        follows: int | None = None
+        follows = self._said
         for utterance in self._live.values():
             if utterance.request_id is None and room > 0:
                 room -= 1
@@ -392,6 +396,8 @@ class Session:
         if utterance.reason is None or utterance.heard_samples is None:
             return
         del self._live[utterance.id]
+        if utterance.reason != FAILED:
+            self._said = utterance.request_id
         self._stopped(utterance, utterance.reason, utterance.heard_samples)
         self._submit_waiting()
         if not self._live:

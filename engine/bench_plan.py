@@ -112,8 +112,8 @@ class TimedScheduler(Scheduler):
             self.crowds.append((len(self._admitted), len(self._entrance.streams)))
         return step
 
-    def commit(self, step: Step, result: StepResult, now: float) -> list[Output]:
-        outputs = self._watch.time(super().commit, step, result, now)
+    def commit(self, step: Step, result: StepResult, now: float, elapsed: float) -> list[Output]:
+        outputs = self._watch.time(super().commit, step, result, now, elapsed)
         self.costs.append((self._planned, self._watch.seconds))
         return outputs
 
@@ -206,12 +206,28 @@ def planning(streams: int, steps: int, profile: Profile, clock: Clock, admission
 def growth(rows: Sequence[Planning]) -> float | None:
     """How the cost of planning grew from the fewest to the most streams (p50), over how n log n did: at most 1 is no
     worse. None for one number of streams. Of the rows without admission: with it, not all streams are always there."""
-    rows = sorted((row for row in rows if not row.admission), key=lambda row: row.streams)
-    few, many = rows[0], rows[-1]
+    few, many = _ends(rows)
+    return None if few.streams == many.streams else many.plan_us_p50 / few.plan_us_p50 / _n_log_n(few, many)
+
+
+def growth_line(rows: Sequence[Planning]) -> str:
+    """The same in words; nothing for one number of streams."""
+    few, many = _ends(rows)
     if few.streams == many.streams:
-        return None
-    steeper = many.streams * log2(many.streams) / (few.streams * log2(few.streams))
-    return many.plan_us_p50 / few.plan_us_p50 / steeper
+        return ""
+    grew, allowed = many.plan_us_p50 / few.plan_us_p50, _n_log_n(few, many)
+    span, verdict = f"from {few.streams} to {many.streams} streams", "within" if grew <= allowed else "over"
+    return f"{span} planning (p50) grew {grew:.1f}-fold, {verdict} the {allowed:.1f}-fold of n log n"
+
+
+def _ends(rows: Sequence[Planning]) -> tuple[Planning, Planning]:
+    """The rows without admission with the fewest and the most streams."""
+    alone = sorted((row for row in rows if not row.admission), key=lambda row: row.streams)
+    return alone[0], alone[-1]
+
+
+def _n_log_n(few: Planning, many: Planning) -> float:
+    return many.streams * log2(many.streams) / (few.streams * log2(few.streams))
 
 
 def run(streams: Sequence[int], steps: int, console: Console) -> list[Planning]:
@@ -225,10 +241,8 @@ def run(streams: Sequence[int], steps: int, console: Console) -> list[Planning]:
     asked = track(kinds, description="planning", console=console, transient=True)
     rows = [planning(number, steps, profile, clock, admission) for number, admission in asked]
     console.print(table(rows))
-    ratio = growth(rows)
-    if ratio is not None:
-        verdict = "no worse than" if ratio <= 1 else "worse than"
-        console.print(f"planning grows {verdict} n log n: {ratio:.2f} times as much, by p50")
+    if line := growth_line(rows):
+        console.print(line)
     for row in rows:
         if row.streams == TARGET_STREAMS:
             console.print(against_target(row))

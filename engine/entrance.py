@@ -208,6 +208,12 @@ class Entrance:
 
     # Leaving
 
+    def silence(self, request_id: int, now: float) -> None:
+        """Nobody listens any more to an utterance that has ended: its place is free, if it was the reply's last."""
+        playback, place = self._said.pop(request_id, (None, None))
+        if place is not None and place.playback is playback:
+            self._room.silence(place, now)
+
     def remove(self, stream: Stream) -> bool:
         """It does not wait any longer; whether it did."""
         return self._queue.pop(stream.request_id, None) is not None

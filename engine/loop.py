@@ -55,5 +55,5 @@ def run(
         result = executor.run(step)
         finished = clock.now()
         predictor.observe(step, finished - started)
-        for output in scheduler.commit(step, result, finished):
+        for output in scheduler.commit(step, result, finished, finished - started):
             deliver(output)

@@ -25,6 +25,8 @@ TOKENS = 64
 """Of a usual prompt."""
 FIRST_HOLDING = 5.0
 """Seconds that a reply is taken to hold its place, and to speak, while none has ended yet."""
+MAX_HOLDING = 60.0
+"""Seconds that one reply counts for at most in the mean: a listener who was away for an hour says nothing of others."""
 WEIGHT = 0.1
 """Of the newest value in a running mean."""
 OPENING = frozenset({Stage.TEXT, Stage.PREFILL})
@@ -43,7 +45,7 @@ class Place:
     """Of the last one, when there is no user any more."""
 
     def ends_at(self, now: float) -> float:
-        """When it is free, if nothing more is said; infinite while the listener has paused."""
+        """When it is free, if nothing more is said; infinite while it is being made."""
         return inf if self.playback is None else self.playback.heard_at(now) + GRACE
 
 
@@ -102,7 +104,13 @@ class Room:
     def _free(self, place: Place, now: float) -> None:
         del self._places[place]
         self._guided -= place.rows > 1
-        self._holding += WEIGHT * (now - place.since - self._holding)
+        held = min(max(0.0, now - place.since), MAX_HOLDING)
+        self._holding += WEIGHT * (held - self._holding)
+
+    def silence(self, place: Place | None, now: float) -> None:
+        """Nobody listens any more to the reply that was made in that place: it is free."""
+        if place is not None and place.playback is not None and self.has(place):
+            self._free(place, now)
 
     # Room
 

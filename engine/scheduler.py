@@ -49,7 +49,6 @@ class Flight:
 
     step: Step
     streams: tuple[Stream, ...]
-    started_at: float
     mean: float
     cost: float
     """Seconds that it was expected to take, on average and at most."""
@@ -101,10 +100,12 @@ class Scheduler:
                 return self._refuse(Failed(event.request_id, event.epoch, event.code, event.message))
             case Cancel():
                 stream = self._find(event.request_id)
-                return self._end(stream, FinishReason.CANCELLED, now) if stream else []
+                if stream is not None:
+                    return self._end(stream, FinishReason.CANCELLED, now)
+                self._entrance.silence(event.request_id, now)
             case Playhead():
-                self._move(event)
-                return []
+                self._move(event, now)
+        return []
 
     def plan(self, now: float) -> Step | None:
         """The next step, or None when nobody needs one before wake_at. Nothing may be in flight."""
@@ -129,7 +130,7 @@ class Scheduler:
         if not decision.rows:
             self._wake_at = decision.wait_until
             return None
-        return self._begin(decision.rows, now)
+        return self._begin(decision.rows)
 
     def _running(self, now: float) -> list[Stream]:
         lead = self._max_lead
@@ -140,19 +141,19 @@ class Scheduler:
         held = [(stream, early(stream, self._max_lead)) for stream in self._admitted.values() if stream not in running]
         return [*self._entrance.waits(now), *held]
 
-    def _begin(self, rows: Sequence[Candidate], now: float) -> Step:
+    def _begin(self, rows: Sequence[Candidate]) -> Step:
         step = Step(rows[0].stage, tuple(c.stream.row(c.stage, c.count) for c in rows))
         shape = step.stage, step.sequences, step.length
         expected = self._predictor.mean(*shape), self._predictor.cost(*shape)
-        self._in_flight = Flight(step, tuple(c.stream for c in rows), now, *expected)
+        self._in_flight = Flight(step, tuple(c.stream for c in rows), *expected)
         return step
 
-    def commit(self, step: Step, result: StepResult, now: float) -> list[Output]:
-        """Take the planned step's result in; returns its audio and the ends. Rows cancelled meanwhile are dropped."""
+    def commit(self, step: Step, result: StepResult, now: float, elapsed: float) -> list[Output]:
+        """Take the planned step's result in, which took `elapsed` seconds; returns its audio and the ends. Rows
+        cancelled meanwhile are dropped."""
         flight = self._in_flight
         assert flight is not None and flight.step is step, f"commit of a step not planned: {step}"
         self._in_flight = None
-        elapsed = now - flight.started_at
         self._observe(flight, elapsed)
         outputs: list[Output] = []
         for index, (stream, row) in enumerate(zip(flight.streams, step.rows, strict=True)):
@@ -199,6 +200,7 @@ class Scheduler:
         streams = (*self._admitted.values(), *self._entrance.streams)
         due = [stream.due_at(self._max_lead) for stream in streams]
         if self._limits.max_wait < inf:
+            self._room.expire(now)
             due.append(self._room.next_end(now))
         return min((at for at in due if now < at < inf), default=None)
 
@@ -262,10 +264,10 @@ class Scheduler:
     def _find(self, request_id: int) -> Stream | None:
         return self._admitted.get(request_id) or self._entrance.find(request_id)
 
-    def _move(self, playhead: Playhead) -> None:
+    def _move(self, playhead: Playhead, now: float) -> None:
         """The listener's own word on where it stands, in an utterance that lives or has ended."""
         stream = self._find(playhead.request_id)
         playback = stream.playback if stream else self._entrance.said(playhead.request_id)
         if playback is not None:
             played = min(playhead.played_samples / self._spec.sample_rate, playback.delivered)
-            playback.clock.move(playback.offset + played, playhead.at, playhead.running, playhead.jitter)
+            playback.clock.move(playback.offset + played, playhead.at, playhead.running, playhead.jitter, now)

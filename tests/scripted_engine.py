@@ -113,8 +113,9 @@ class Engine:
     def step(self) -> Step | None:
         step = self.scheduler.plan(self.now)
         if step is not None:
-            self.now += self.predictor.predict(step)
-            self.outputs += self.scheduler.commit(step, self.result(step), self.now)
+            elapsed = self.predictor.predict(step)
+            self.now += elapsed
+            self.outputs += self.scheduler.commit(step, self.result(step), self.now, elapsed)
         return step
 
     def until(self, stage: Stage, request_id: int) -> Step:

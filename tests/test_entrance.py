@@ -160,3 +160,54 @@ class TestAnswers:
         two.cancel(3)
         two.drain()
         assert hint(two) == 0.0
+
+
+def heard(two: Engine, number: int, chunks: int = 1) -> None:
+    """A caller's reply of so many frames is made, and his listener says that he has played it all."""
+    frames = two.frames[number]
+    two.submit(submit(number))
+    two.until(Stage.TEXT, number)
+    two.playhead(number, 0.0)
+    two.drain()
+    two.now += 0.08 * frames
+    two.playhead(number, 0.08 * frames, running=False)
+
+
+class TestPlaces:
+    def test_who_has_heard_all_gives_his_place_back(self) -> None:
+        """However many came before, on an idle engine everybody begins."""
+        two = engine(**{f"f{number}": number for number in range(1, 60)})
+        for number in range(1, 60):
+            heard(two, number)
+            two.now += 2.0
+            assert two.scheduler.snapshot(two.now)["retry_after_seconds"] == 0.0, number
+
+    def test_who_speaks_again_at_once_has_his_place_still(self) -> None:
+        two = engine(replace(ONE, max_wait=0.0), f1=4, f2=4, f3=4)
+        two.submit(submit(2))
+        heard(two, 1)
+        two.now += 0.5
+        assert two.submit(submit(3, follows=1)) == []
+
+    def test_whoever_interrupts_what_was_made_gives_his_place_back(self) -> None:
+        two = engine(replace(ONE, max_wait=0.0), f1=60, f2=4, f3=4)
+        two.submit(submit(1))
+        two.until(Stage.CODEC, 1)
+        two.playhead(1, 0.0)
+        two.drain()
+        two.submit(submit(2))
+        assert two.cancel(1) == [], "it was made whole"
+        assert two.submit(submit(3)) == []
+
+    def test_an_idle_engine_wakes_when_the_last_place_is_free(self) -> None:
+        """Two that end one after the other, and nobody says anything any more."""
+        two = engine(f1=40, f2=60)
+        two.submit(submit(1), submit(2))
+        for number in (1, 2):
+            two.until(Stage.CODEC, number)
+        for number in (1, 2):
+            two.playhead(number, 0.0)
+        two.drain()
+        assert two.scheduler.wake_at is None
+        assert two.now > 4.8, "it slept until the second was heard, and a second more"
+        assert two.scheduler.snapshot(two.now)["retry_after_seconds"] == 0.0

@@ -10,9 +10,9 @@ from scripted_engine import Fixed
 
 from engine import estimate
 from engine.core import Limits, RequestStats, Stage
-from engine.playback import Playback, PlaybackClock
+from engine.playback import PATIENCE, Playback, PlaybackClock
 from engine.predictor import Predictor
-from engine.room import MOST, Room
+from engine.room import GRACE, MOST, Room
 
 ONE = Limits(num_slots=8, num_pages=400, max_batch=dict.fromkeys(Stage, 1), max_wait=4.0)
 
@@ -75,12 +75,34 @@ def test_a_place_is_kept_until_its_last_word_was_heard_and_a_second_more() -> No
     assert room.wait([1]) == pytest.approx(5.0 * 0.9 + 4.0 * 0.1)
 
 
-def test_a_paused_listener_keeps_it() -> None:
+def test_a_paused_listener_keeps_it_for_a_while() -> None:
     room, heard = Room(Fixed(), ONE, 0.08), Playback(PlaybackClock(100.0, 1.0, 101.0), 0.0, 4.0)
     place = room.take(1, 100.0)
     room.leave(place, heard, 101.0)
-    room.expire(1000.0)
+    room.expire(101.0 + PATIENCE + GRACE - 0.1)
     assert room.has(place)
+    room.expire(101.0 + PATIENCE + GRACE)
+    assert not room.has(place)
+
+
+def test_the_place_of_whom_nobody_listens_to_is_free_at_once() -> None:
+    room, heard = Room(Fixed(), ONE, 0.08), Playback(PlaybackClock(origin=100.0, at=100.0), 0.0, 4.0)
+    place = room.take(1, 100.0)
+    room.silence(place, 100.5)
+    assert room.has(place), "it is still being made"
+    room.leave(place, heard, 101.0)
+    room.silence(place, 101.0)
+    assert not room.has(place)
+    room.silence(place, 101.0)
+    room.silence(None, 101.0)
+
+
+@pytest.mark.parametrize(("since", "until", "wait"), [(100.0, 4000.0, 10.5), (100.0, 0.0, 4.5)])
+def test_one_listener_who_was_away_says_little_of_others(since: float, until: float, wait: float) -> None:
+    """An hour counts as a minute; and time that ran backwards as none. A tenth of that, and nine tenths of 5 s."""
+    room = Room(Fixed(), ONE, 0.08)
+    room.leave(room.take(1, since), None, until)
+    assert room.wait([1]) == pytest.approx(wait)
 
 
 def test_whoever_never_says_where_he_stands_does_not() -> None:

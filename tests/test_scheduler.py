@@ -344,7 +344,7 @@ class TestCancel:
         assert (step.stage, ids(step)) == (Stage.CODEC, [1, 2])
         engine.cancel(1)
         assert engine.scheduler.snapshot(engine.now)["slots_free"] == 2.0
-        outputs = engine.scheduler.commit(step, engine.result(step), engine.now)
+        outputs = engine.scheduler.commit(step, engine.result(step), engine.now, 0.01)
         assert [output.request_id for output in outputs] == [2]
         engine.scheduler.plan(engine.now)
         assert engine.scheduler.snapshot(engine.now)["slots_free"] == 3.0

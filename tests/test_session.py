@@ -164,7 +164,18 @@ async def test_utterances_are_submitted_in_order_each_with_the_one_it_follows(ca
     assert call.engine.jobs[4].request.follows == 3
     assert [message["id"] for message in call.told("speech.stopped")] == ["a", "b", "c", "d"]
     call.speak("e")
-    assert call.engine.jobs[5].request.follows is None  # everything before it is over
+    assert call.engine.jobs[5].request.follows == 4, "in its place, if it is soon enough; the engine knows"
+
+
+async def test_who_interrupts_is_not_waited_for_though_all_was_made(call: Call) -> None:
+    call.speak("a")
+    call.engine.say(1, frames=5, final=True)
+    call.engine.finish(1)
+    await call.packets(2)
+    call.client(type="stop")
+    assert call.engine.cancelled == [1]
+    call.speak("b")
+    assert call.engine.jobs[2].request.follows is None
 
 
 async def test_a_second_utterance_plays_after_the_first_without_a_gap(call: Call) -> None:

@@ -85,7 +85,7 @@ def test_it_is_held_only_between_two_chunks() -> None:
     run(one, Stage.DEPTH)
     run(one, Stage.CODEC)
     one.playback.deliver(9.0, now=10.0)
-    one.playback.clock.move(0.0, at=10.0, running=True, jitter=0.0)
+    one.playback.clock.move(0.0, at=10.0, running=True, jitter=0.0, now=10.0)
     assert one.due_at(4.0) == 15.0
     run(one, Stage.DEPTH)
     assert one.due_at(4.0) == -inf  # a frame is pending
