@@ -72,8 +72,8 @@ def bound(profile: Profile, script: Sequence[Utterance]) -> float:
 
 
 def cheapest(costs: ProfileCosts, limits: Limits, stage: Stage, guided: bool, length: int) -> float:
-    """Seconds for each request, in a step of as many as make that least."""
-    batches = range(1, limits.max_batch[stage] + 1)
+    """Seconds for each request, in a step of as many as make that least. More than were measured are no cheaper."""
+    batches = range(1, min(limits.max_batch[stage], costs.largest(stage)) + 1)
     return min(fmean(costs.samples(stage, num_sequences(stage, batch, guided), length)) / batch for batch in batches)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
+from reprlib import repr as short
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,55 @@ Codes = NDArray[np.int16]
 """Codec ids, shape [frames, codebooks]."""
 
 
+LARGEST_ID = 2**63 - 1
+"""Of whole numbers that are names: request ids, epochs, seeds."""
+MOST_SAMPLES = 2**53
+"""Of one request's audio that can have been played: more no float counts exactly."""
+MOST_SECONDS = 1e15
+"""Of an instant or a duration that anybody tells: beyond, a float has no fractions of a second."""
+
+
 class RequestError(ValueError):
     """A request that cannot be served: says what was expected, what came, and what to do."""
+
+
+def shown(value: object) -> str:
+    """The value, for a message: short, and whatever it is."""
+    try:
+        return short(value)
+    except Exception:  # an integer of more digits than Python prints, or a repr that fails
+        return f"a value of type {type(value).__name__} that cannot be shown"
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number, if only infinity or NaN."""
+    return isinstance(value, float) or is_whole(value)
+
+
+def check(holds: bool, name: str, expected: str, got: object) -> None:
+    """Raises RequestError unless it holds."""
+    if not holds:
+        raise RequestError(f"{name} must be {expected}, got {shown(got)}")
+
+
+def check_range(name: str, value: object, low: float, high: float) -> None:
+    """Raises RequestError unless it is a number in that range, and a whole one where the range's ends are."""
+    if is_whole(low):
+        check(is_whole(value), name, "a whole number", value)
+    else:
+        check(is_number(value), name, "a number", value)
+    if not low <= value <= high:  # type: ignore[operator]  # it is a number; also false for NaN
+        raise RequestError(f"{name} must be from {low} to {high}, got {shown(value)}")
+
+
+def check_id(name: str, value: object) -> None:
+    """Raises RequestError unless it may name something."""
+    check_range(name, value, 0, LARGEST_ID)
 
 
 class Stage(StrEnum):
@@ -66,7 +114,8 @@ class ErrorCode(StrEnum):
 class SamplingParams:
     """How codes are drawn. A temperature below 0.001 is greedy; top_k 0 and top_p 1 are off.
 
-    `cfg_scale` None means the default of the request's mode. Raises RequestError on values out of range.
+    `cfg_scale` None means the default of the request's mode. Raises RequestError on values that are out of range or of
+    another type.
     """
 
     temperature: float = 0.9
@@ -92,20 +141,27 @@ class SamplingParams:
             ("depth_top_p", self.depth_top_p, 1e-6, 1.0),
             ("repetition_penalty", self.repetition_penalty, 0.1, 10.0),
             ("cfg_scale", scale, 0.0, 20.0),
-            ("seed", self.seed, 0, 2**63 - 1),
-            ("min_frames", self.min_frames, 0, self.max_frames),
+            ("seed", self.seed, 0, LARGEST_ID),
             ("max_frames", self.max_frames, 1, 2**31 - 1),
+            ("min_frames", self.min_frames, 0, self.max_frames),
         ):
-            if not low <= value <= high:  # also false for NaN
-                raise RequestError(f"{name} must be from {low} to {high}, got {value}")
+            check_range(name, value, low, high)
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A recording to speak like: its transcript and its codec frames, each of `num_codebooks` ids."""
+    """A recording to speak like: its transcript and its codec frames, each of `num_codebooks` ids. Raises RequestError
+    on values of another type; which ids there are, the voice knows."""
 
     text: str
     frames: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        check(isinstance(self.text, str), "reference text", "text", self.text)
+        check(isinstance(self.frames, tuple), "reference frames", "a tuple of frames", self.frames)
+        for number, frame in enumerate(self.frames):
+            whole = isinstance(frame, tuple) and all(map(is_whole, frame))
+            check(whole, f"reference frame {number}", "a tuple of whole numbers", frame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +170,7 @@ class Request:
 
     `epoch` is the caller's: it comes back on every chunk, so that audio from before an interruption can be told.
     `follows` is the request_id of the utterance that this one continues: it then has a known start, the end
-    of that one, instead of start priority.
+    of that one, instead of start priority. Raises RequestError on values of another type.
     """
 
     text: str
@@ -124,6 +180,16 @@ class Request:
     reference: Reference | None = None
     epoch: int = 0
     follows: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, text in (("text", self.text), ("speaker", self.speaker), ("instruction", self.instruction)):
+            check(isinstance(text, str), name, "text", text)
+        check(isinstance(self.sampling, SamplingParams), "sampling", "SamplingParams", self.sampling)
+        recorded = self.reference is None or isinstance(self.reference, Reference)
+        check(recorded, "reference", "a Reference or None", self.reference)
+        check_id("epoch", self.epoch)
+        if self.follows is not None:
+            check_id("follows", self.follows)
 
     @property
     def mode(self) -> Mode:
@@ -328,9 +394,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nothing more of this request is wanted. Unknown and finished ids are ignored."""
+    """Nothing more of this request is wanted, nor of one that was made whole listened to. Unknown ids are ignored."""
 
     request_id: int
+
+    def __post_init__(self) -> None:
+        check_id("request_id", self.request_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +407,8 @@ class Playhead:
     """Where the listener's playback clock stands in one request's audio; never in one that waits behind another.
 
     played_samples were played at instant `at` (the engine's clock, CLOCK_MONOTONIC); while `running` is false the clock
-    stands still (paused, rebuffering). `jitter` is how late, in seconds, deliveries to this listener may come.
+    stands still (paused, rebuffering). `jitter` is how late, in seconds, deliveries to this listener may come. Raises
+    RequestError on values that are out of range or of another type.
     """
 
     request_id: int
@@ -346,6 +416,13 @@ class Playhead:
     at: float
     running: bool = True
     jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_id("request_id", self.request_id)
+        check_range("played_samples", self.played_samples, 0, MOST_SAMPLES)
+        check_range("at", self.at, -MOST_SECONDS, MOST_SECONDS)
+        check(isinstance(self.running, bool), "running", "true or false", self.running)
+        check_range("jitter", self.jitter, 0.0, MOST_SECONDS)
 
 
 Event = Submit | Refused | Cancel | Playhead

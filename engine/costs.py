@@ -70,9 +70,10 @@ class ProfileCosts:
         self._measured: dict[Stage, dict[tuple[int, int], tuple[float, ...]]] = {stage: {} for stage in Stage}
         for (stage, sequences, length), seconds in profile.samples.items():
             self._measured[stage][sequences, length] = seconds
-        missing = [stage.value for stage, shapes in self._measured.items() if not shapes]
-        if missing:
-            raise ValueError(f"profile {profile.name!r} has no samples of {', '.join(missing)}; calibrate all stages")
+        if profile.missing:
+            raise ValueError(
+                f"profile {profile.name!r} has no samples of {', '.join(profile.missing)}; calibrate all stages"
+            )
         self._samples: dict[tuple[Stage, int, int], tuple[float, ...]] = {}
         self._usual: dict[tuple[Stage, int, int], float] = {}
         self._pace = Pace(profile) if profile.order else None
@@ -85,6 +86,10 @@ class ProfileCosts:
         if shape not in self._usual:
             self._usual[shape] = median(self.samples(*shape))
         return self._pace.seconds(self._usual[shape] / self._speed, self._begins + now)
+
+    def largest(self, stage: Stage) -> int:
+        """The most sequences that were measured: from there on a step costs as much more as it has more of them."""
+        return max(sequences for sequences, _ in self._measured[stage])
 
     def samples(self, stage: Stage, sequences: int, length: int) -> tuple[float, ...]:
         """Those of the nearest shape, scaled if that is smaller."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import pickle
 import signal
 import threading
 from multiprocessing.connection import Connection
@@ -41,7 +42,7 @@ class Link:
     def __init__(self, config: RuntimeConfig) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._outgoing: SimpleQueue[ToWorker | None] = SimpleQueue()
+        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self._released = False
         self._engine: BaseProcess | threading.Thread
         if config.in_process:
@@ -67,9 +68,10 @@ class Link:
         raise EngineError(message.message)
 
     def send(self, message: ToWorker) -> None:
-        """To the engine, in order; after its end, to nobody."""
+        """To the engine, in order; after its end, to nobody. What cannot be pickled raises here, for its sender: the
+        writer knows bytes only, and goes on whatever anybody says."""
         if not self._released:
-            self._outgoing.put(message)
+            self._outgoing.put(pickle.dumps(message))
 
     def receive(self) -> FromWorker:
         """The engine's next message. Raises EOFError when it has ended, however it ended."""
@@ -103,6 +105,6 @@ class Link:
     def _write(self) -> None:
         while (message := self._outgoing.get()) is not None:
             try:
-                self._connection.send(message)
+                self._connection.send_bytes(message)
             except OSError as error:
                 log.debug("the engine is gone, its reader will say so: %s", error)

@@ -43,7 +43,10 @@ def cpu_name() -> str:
 
 
 def check_writable(path: str) -> None:
-    """Raises OSError if write_json could not write there, so that nobody finds out after minutes of measuring."""
+    """Raises OSError if write_json could not write there, so that nobody finds out after minutes of measuring, and
+    ValueError for no name at all."""
+    if not path:
+        raise ValueError("expected the name of a file to write, or - for standard output, got ''")
     file = Path(path)
     if path == "-" or file.is_fifo():  # whoever reads a pipe would take the closing for the end
         return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from engine.core import Cancel, Limits, ModelSpec, Output, Playhead, Request, Stage
+from engine.core import Cancel, Limits, ModelSpec, Output, Playhead, Request, RequestError, Stage, shown
 
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "breeze-mini"
 
@@ -75,9 +76,36 @@ class Numbered:
     """A request on its way in, with the id that its outputs will carry."""
 
     request_id: int
-    request: Request
+    epoch: int
+    packed: bytes
+    """The Request, pickled by itself: one that cannot be read again fails alone, and is still known by its id."""
     submitted_at: float
     """On CLOCK_MONOTONIC, which all processes of a machine share."""
+
+    @property
+    def request(self) -> Request:
+        """Raises whatever what a caller put into it raises."""
+        request: Request = pickle.loads(self.packed)
+        return request
+
+
+def packed(request: Request) -> bytes:
+    """For Numbered. Raises RequestError, which names the field that is no plain data."""
+    try:
+        return pickle.dumps(request)
+    except Exception as error:  # whatever a caller's own type raises
+        wrong = next((field.name for field in fields(request) if not _plain(getattr(request, field.name))), "request")
+        came = shown(getattr(request, wrong, request))
+        problem = f"{type(error).__name__}: {error}"
+        raise RequestError(f"{wrong} must be plain data that can be pickled, got {came} ({problem})") from error
+
+
+def _plain(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # as above
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from engine.core import RequestError, SamplingParams
 
 MOST = 1_000_000
 """Of whatever is counted, and of seconds: more is a slip of the keyboard."""
+LEAST = 0.001
+"""Of loads and seconds that are to be above 0: so few callers come as good as never."""
 LARGEST_SEED = 2**63 - 1
 MOST_FRAMES = 2**31 - 1
 
@@ -48,6 +50,8 @@ def positive_number(text: str) -> float:
     value = number(text)
     if not 0 < value < inf:
         raise ArgumentTypeError(f"must be above 0, got {text}")
+    if value < LEAST:
+        raise ArgumentTypeError(f"must be at least {LEAST}, got {text}")
     if value > MOST:
         raise ArgumentTypeError(f"must be at most {MOST}, got {text}")
     return value

@@ -12,18 +12,25 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate
 from math import inf
 from random import Random
-from reprlib import repr as short
-from sys import float_info
 from typing import Any
 
-from engine.core import Limits, Stage
+from engine.core import Limits, Stage, is_number, shown
 
 CostKey = tuple[Stage, int, int]
 """Stage, sequences, length as Step has them."""
 LIMITS = ("num_slots", "num_pages", "page_size", "max_prefill_tokens")
 """Those that a profile keeps, beside max_batch."""
-LARGEST = float_info.max
-"""Seconds; an integer of JSON can be larger."""
+MOST = 1_000_000
+"""Of whatever a profile counts: more is a slip of the keyboard, and no simulation would come to its end."""
+MOST_SLOTS = 4096
+"""Each has pages for all positions of a voice, in a simulation."""
+MOST_BATCH = 1024
+SHORTEST, LONGEST = 1e-9, 1000
+"""Seconds of a step, and of what passes around it."""
+LEAST_LOAD = 0.001
+"""Mean number of streams at once."""
+LEAST_TOKENS, MOST_TOKENS = 0.001, 4
+"""Of a character of text: four are all of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,12 @@ class Profile:
 
     tokens_per_char: float = 1.0
     """Of text: what the voice's tokenizer makes of it."""
+
+    @property
+    def missing(self) -> list[Stage]:
+        """The stages without a sample."""
+        measured = {stage for stage, _, _ in self.samples}
+        return [stage for stage in Stage if stage not in measured]
 
     @property
     def timeline(self) -> list[tuple[CostKey, float]]:
@@ -145,29 +158,31 @@ class Profile:
 Kind = tuple[Callable[[Any], bool], str]
 
 
-def _number(value: Any, least: float = 0.0) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST
+def _between(least: float, most: float) -> Kind:
+    """A number in that range."""
+    return lambda value: is_number(value) and least <= value <= most, f"a number from {least} to {most}"
 
 
-def _positive(value: Any) -> bool:
-    return _number(value) and value > 0
+def _whole(least: int, most: int) -> Kind:
+    """A whole number in that range, which may be written with a point."""
+    inside, _ = _between(least, most)
+    return lambda value: inside(value) and float(value).is_integer(), f"a whole number from {least} to {most}"
 
 
-def _whole(value: Any, least: int) -> bool:
-    return _number(value, least) and float(value).is_integer()
-
-
+STEP, _ = _between(SHORTEST, LONGEST)
 OBJECT: Kind = (lambda value: isinstance(value, Mapping), "an object")
 LIST: Kind = (lambda value: isinstance(value, list), "a list")
 TEXT: Kind = (lambda value: isinstance(value, str), "text")
 STAGE: Kind = (lambda value: value in list(Stage), f"one of {', '.join(Stage)}")
-COUNT: Kind = (lambda value: _whole(value, 1), "a whole number from 1 on")
-LENGTH: Kind = (lambda value: _whole(value, 0), "a whole number from 0 on")
-POSITIVE: Kind = (_positive, "a number above 0")
-DURATION: Kind = (_number, "seconds from 0 on")
+BATCH = _whole(1, MOST_BATCH)
+LENGTH = _whole(0, MOST)
+COUNTS: Mapping[str, Kind] = dict.fromkeys(LIMITS, _whole(1, MOST)) | {"num_slots": _whole(1, MOST_SLOTS)}
+LOAD = _between(LEAST_LOAD, MOST)
+TOKENS = _between(LEAST_TOKENS, MOST_TOKENS)
+DURATION: Kind = (_between(0, LONGEST)[0], f"seconds from 0 to {LONGEST}")
 SECONDS: Kind = (
-    lambda value: isinstance(value, list) and value != [] and all(map(_positive, value)),
-    "a list of seconds above 0, at least one",
+    lambda value: isinstance(value, list) and value != [] and all(map(STEP, value)),
+    f"a list of seconds from {SHORTEST} to {LONGEST}, at least one",
 )
 
 
@@ -175,7 +190,7 @@ def _checked(value: Any, kind: Kind, where: str) -> Any:
     """The value. Raises ValueError if it is of another kind, as all below do."""
     holds, what = kind
     if not holds(value):
-        raise ValueError(f"{where}: expected {what}, got {short(value)}")
+        raise ValueError(f"{where}: expected {what}, got {shown(value)}")
     return value
 
 
@@ -205,26 +220,27 @@ def _profile(data: Any) -> Profile:
         samples,
         sources,
         _limits(_optional(data, "limits", OBJECT)),
-        _optional(data, "load", POSITIVE),
+        _optional(data, "load", LOAD),
         _overhead(_optional(data, "overhead", OBJECT) or {}),
         _order(_optional(data, "order", LIST), samples),
-        _optional(data, "rated_load", POSITIVE),
-        _optional(data, "tokens_per_char", POSITIVE) or 1.0,
+        _optional(data, "rated_load", LOAD),
+        _optional(data, "tokens_per_char", TOKENS) or 1.0,
     )
 
 
 def _key(cost: Mapping[str, Any], where: str) -> CostKey:
-    stage, batch = _field(cost, "stage", STAGE, where), _field(cost, "batch", COUNT, where)
+    stage, batch = _field(cost, "stage", STAGE, where), _field(cost, "batch", BATCH, where)
     return Stage(stage), int(batch), int(_field(cost, "length", LENGTH, where))
 
 
 def _limits(data: Mapping[str, Any] | None) -> Limits | None:
     if data is None:
         return None
-    counts: dict[str, Any] = {name: int(_field(data, name, COUNT, "limits.")) for name in LIMITS}
+    counts: dict[str, Any] = {name: int(_field(data, name, kind, "limits.")) for name, kind in COUNTS.items()}
     most, where = _field(data, "max_batch", OBJECT, "limits."), "limits.max_batch"
-    max_batch = {Stage(_checked(name, STAGE, where)): int(_field(most, name, COUNT, f"{where}.")) for name in most}
-    return Limits(**counts, max_batch=max_batch)
+    for name in most:
+        _checked(name, STAGE, where)
+    return Limits(**counts, max_batch={stage: int(_field(most, stage, BATCH, f"{where}.")) for stage in Stage})
 
 
 def _overhead(data: Mapping[str, Any]) -> Overhead:
@@ -239,7 +255,7 @@ def _order(indices: Sequence[Any] | None, samples: Mapping[CostKey, Sequence[flo
         return ()
     keys = list(samples)
     index: Kind = (
-        lambda value: _whole(value, 0) and value < len(keys),
+        _whole(0, len(keys) - 1)[0],
         f"the number of one of the {len(keys)} costs, from 0 on",
     )
     order = tuple(keys[int(_checked(value, index, f"order[{i}]"))] for i, value in enumerate(indices))

@@ -13,15 +13,30 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from engine.clock import Clock, MonotonicClock
-from engine.core import Cancel, Chunk, End, ErrorCode, Failed, Limits, ModelSpec, Output, Playhead, Request
+from engine.core import (
+    Cancel,
+    Chunk,
+    End,
+    ErrorCode,
+    Failed,
+    Limits,
+    ModelSpec,
+    Output,
+    Playhead,
+    Request,
+    RequestError,
+    check,
+)
 from engine.link import EngineError, Link
-from engine.messages import FromWorker, Numbered, Ready, RuntimeConfig, Snapshot, StartFailed
+from engine.messages import FromWorker, Numbered, Ready, RuntimeConfig, Snapshot, StartFailed, packed
 
 __all__ = ["EngineError", "Runtime", "RuntimeConfig"]
 
 log = logging.getLogger(__name__)
 
 Deliver = Callable[[Output], None]
+Refusal = tuple[ErrorCode, str, float | None]
+"""Why, and after how many seconds it may be worth another try."""
 
 MAX_DEATHS = 3
 """Deaths in a row after which the engine stays down."""
@@ -31,6 +46,10 @@ RESTART_SECONDS = 5.0
 """What a caller is told to wait while the engine starts again."""
 BACKOFF_SECONDS = 0.5
 """Between the second death in a row and the next start; twice as long after each further one."""
+
+EARLY = 5.0
+"""Seconds by which a playhead may be ahead of the engine's clock, which is its listener's side's too: one from a future
+that never comes would hold its place among the replies for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +73,7 @@ class Runtime:
         self._open: dict[int, OpenRequest] = {}
         self._changed = threading.Condition()
         self._closing = False
-        self._refusal: tuple[ErrorCode, str, float | None] | None = None
+        self._refusal: Refusal | None = None
         """Why no request is taken now, and when one may be again."""
         self._deaths = self._restarts = 0
         self._metrics: Mapping[str, float] = {}
@@ -75,42 +94,58 @@ class Runtime:
     def submit(self, request: Request, deliver: Deliver) -> int:
         """Enters a request and returns its id. The last output of every request is Finished or Failed.
 
-        `deliver` is called on the runtime's reader thread; a refusal while no engine runs, before this returns.
+        `deliver` is called on the runtime's reader thread; a refusal while no engine runs, or of a request that cannot
+        be sent to it, before this returns. Raises RequestError for what is no Request.
         """
         submitted_at = self._clock.now()
+        check(isinstance(request, Request), "a request", "a Request", request)
         request_id = next(self._ids)
-        with self._changed:
-            refusal = self._refusal
-            if refusal is None:
-                self._open[request_id] = OpenRequest(deliver, request.epoch)
-                self._link.send(Numbered(request_id, request, submitted_at))
+        refusal = self._enter(request_id, request, submitted_at, deliver)
         if refusal is not None:
             deliver(Failed(request_id, request.epoch, *refusal))
         return request_id
 
-    def cancel(self, request_id: int) -> None:
-        """Marks the request as unwanted. Finished(CANCELLED) follows unless it was already over."""
+    def _enter(self, request_id: int, request: Request, submitted_at: float, deliver: Deliver) -> Refusal | None:
+        """Sends it to the engine, or says why not."""
+        try:
+            numbered = Numbered(request_id, int(request.epoch), packed(request), submitted_at)
+        except RequestError as error:
+            return ErrorCode.BAD_REQUEST, str(error), None
         with self._changed:
-            if request_id in self._open:
-                self._link.send(Cancel(request_id))
+            if self._refusal is None:
+                self._link.send(numbered)
+                self._open[request_id] = OpenRequest(deliver, request.epoch)
+            return self._refusal
+
+    def cancel(self, request_id: int) -> None:
+        """Marks the request as unwanted: Finished(CANCELLED) follows unless it was already made whole, and then nobody
+        listens to it any more. Raises RequestError for what is no id."""
+        event = Cancel(request_id)
+        with self._changed:
+            self._link.send(event)
 
     def playhead(self, event: Playhead) -> None:
         """Tells the scheduler where the listener's playback clock stands, also in a request that was made whole: what
-        follows it is due when that has been played."""
+        follows it is due when that has been played. Raises RequestError for what is no Playhead, or at an instant to
+        which the engine's clock has not come."""
+        check(isinstance(event, Playhead), "a playhead", "a Playhead", event)
+        now = self._clock.now()
+        check(-EARLY <= event.at <= now + EARLY, "at", f"an instant of the engine's clock, at {now:.3f} now", event.at)
         with self._changed:
             self._link.send(event)
 
     def stream(self, request: Request) -> Generator[Chunk | End, None, None]:
         """Submits and yields the chunks and the end as they come. A caller that stops early cancels the request."""
         outputs: SimpleQueue[Output] = SimpleQueue()
-        request_id = self.submit(request, outputs.put)
+        request_id, output = self.submit(request, outputs.put), None
         try:
             while not isinstance(output := outputs.get(), End):
                 if isinstance(output, Chunk):
                     yield output
             yield output
         finally:
-            self.cancel(request_id)
+            if not isinstance(output, End):
+                self.cancel(request_id)
 
     def snapshot(self) -> Mapping[str, float]:
         """The engine's metrics as it last told them, and how the process itself is doing."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from engine.core import Mode, ModelSpec, Prompt, PromptRow, SamplingParams, Submit, TextSegment
+from engine.core import Mode, ModelSpec, Prompt, PromptRow, SamplingParams, Submit, TextSegment, is_number
 
 SPEC = ModelSpec(
     name="simulated",
@@ -25,6 +25,12 @@ SPEC = ModelSpec(
 CHARS_PER_SECOND = 14.0
 """Of English speech."""
 NEVER = (inf, 0.0)
+MOST = 1_000_000
+"""Of frames, tokens, and seconds in a trace: more is a slip of the keyboard."""
+SLOWEST, FASTEST = 0.01, 100.0
+"""Rates of a listener's clock in a trace."""
+QUOTED = 200
+"""Characters of a line, in an error about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,8 @@ def read_trace(path: Path, spec: ModelSpec | None = None) -> list[Utterance]:
             try:
                 script.append(_utterance(line, script, spec))
             except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}, got {line}") from error
+                quoted = line if len(line) <= QUOTED else f"{line[:QUOTED]}..."
+                raise ValueError(f"{path}, line {number}: {error}, got {quoted}") from error
     return script
 
 
@@ -115,7 +122,7 @@ def _utterance(line: str, script: Sequence[Utterance], spec: ModelSpec | None) -
     """The one that comes after those of the script. Raises ValueError, which says what was expected."""
     try:
         data = json.loads(line)
-    except ValueError:
+    except (RecursionError, ValueError):  # of JSON that is nested too deeply, or none
         data = None
     if not isinstance(data, dict) or not {"at", "frames"} <= data.keys() <= KINDS.keys():
         raise ValueError(f"expected a JSON object with at, frames and others of {', '.join(KINDS)}")
@@ -130,14 +137,17 @@ def _wrong(said: Utterance, script: Sequence[Utterance]) -> str | None:
     (stalls_at, pause), cut, heard, before = said.stall, said.cancel_at, said.hears, said.follows
     last = script[-1].at if script else 0.0
     rules = (
-        (0 <= said.at < inf, "at must be 0 or more"),
+        (0 <= said.at <= MOST, f"at must be from 0 to {MOST}"),
         (said.at >= last, f"at must not be before that of the line above ({last}): put the lines in order of arrival"),
-        (min(said.frames, said.text_tokens) > 0, "frames and text_tokens must be above 0"),
+        (0 < said.frames <= MOST >= said.text_tokens > 0, f"frames and text_tokens must be from 1 to {MOST}"),
         (said.rows in (1, 2), "rows must be 1, or 2 for guidance"),
-        (0 < said.rate < inf, "rate must be above 0"),
-        (stalls_at > 0 <= pause < inf, "stall must be [seconds of audio above 0, seconds of pause from 0 on]"),
+        (SLOWEST <= said.rate <= FASTEST, f"rate must be from {SLOWEST} to {FASTEST}"),
+        (
+            stalls_at > 0 <= pause <= MOST,
+            f"stall must be [seconds of audio above 0, seconds of pause from 0 to {MOST}]",
+        ),
         (heard is None or heard > 0, "hears must be above 0"),
-        (cut is None or cut >= said.at, "cancel_at must not be before at"),
+        (cut is None or said.at <= cut <= 2 * MOST, f"cancel_at must be from at to {2 * MOST}"),
         (before is None or 0 <= before < len(script), "follows must be the place of an earlier utterance, from 0 on"),
     )
     return next((rule for holds, rule in rules if not holds), None)
@@ -160,9 +170,9 @@ def _field(name: str, value: object) -> Any:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise TypeError
-    return float(value)
+    return float(value)  # type: ignore[arg-type]  # it is one
 
 
 def _whole(value: object) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import pickle
 import sys
 import threading
 from collections import deque
@@ -19,10 +20,10 @@ from engine import models, profiles
 from engine.calibrate import warm_up
 from engine.capturing import summary, watched
 from engine.clock import Clock, MonotonicClock
-from engine.core import ErrorCode, Event, Output, Refused, RequestError, Submit
+from engine.core import ErrorCode, Event, Output, Refused, RequestError, Submit, shown
 from engine.executor import load
 from engine.loop import run
-from engine.messages import Close, FromWorker, Numbered, Ready, RuntimeConfig, Snapshot, StartFailed
+from engine.messages import Close, FromWorker, Numbered, Ready, RuntimeConfig, Snapshot, StartFailed, ToWorker
 from engine.policies import make
 from engine.predictor import Predictor
 from engine.profile import Profile
@@ -145,25 +146,42 @@ def tell(line: str) -> None:
 def read(connection: Connection, model: models.Model, inbox: Inbox) -> None:
     """Turns what comes through the pipe into events; tokenising happens here, beside the loop."""
     try:
-        while not isinstance(message := connection.recv(), Close):
-            inbox.put(admitted(message, model) if isinstance(message, Numbered) else message)
+        while not isinstance(message := received(connection), Close):
+            if message is not None:
+                inbox.put(admitted(message, model) if isinstance(message, Numbered) else message)
     except (EOFError, OSError):
         log.debug("the engine's owner is gone")
     finally:
         inbox.close()
 
 
+def received(connection: Connection) -> ToWorker | None:
+    """The next message; None is one that cannot be read, or is no message: that is its sender's failure, not
+    everybody's. Raises EOFError and OSError when the other end is gone."""
+    data = connection.recv_bytes()
+    try:
+        message = pickle.loads(data)
+    except Exception:  # whatever a caller's own type raises
+        log.exception("a message cannot be read, and is left out")
+        return None
+    if isinstance(message, ToWorker):
+        return message
+    log.error("expected a request, Cancel, Playhead or Close, got %s; it is left out", shown(message))
+    return None
+
+
 def admitted(numbered: Numbered, model: models.Model) -> Submit | Refused:
     """The request, tokenised, or why it cannot be."""
-    request, request_id = numbered.request, numbered.request_id
+    request_id, epoch = numbered.request_id, numbered.epoch
     try:
+        request = numbered.request
         prompt = model.prompt(request)
+        return Submit(request_id, prompt, request.sampling, epoch, request.follows, numbered.submitted_at)
     except RequestError as error:
-        return Refused(request_id, request.epoch, ErrorCode.BAD_REQUEST, str(error))
+        return Refused(request_id, epoch, ErrorCode.BAD_REQUEST, str(error))
     except Exception as error:  # whatever else a caller hands in is that one's failure, not everybody's
         log.exception("request %d cannot be tokenised", request_id)
         problem = (
             f"expected a request of text and plain settings, got one that fails with {type(error).__name__}: {error}"
         )
-        return Refused(request_id, request.epoch, ErrorCode.BAD_REQUEST, problem)
-    return Submit(request_id, prompt, request.sampling, request.epoch, request.follows, numbered.submitted_at)
+        return Refused(request_id, epoch, ErrorCode.BAD_REQUEST, problem)

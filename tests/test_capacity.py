@@ -6,9 +6,21 @@ from math import ceil
 
 import pytest
 
-from engine.capacity import Capacity, Search, bound, failing, load_at, load_with_gaps, ratio, remembering, sweep
+from engine.capacity import (
+    Capacity,
+    Search,
+    bound,
+    cheapest,
+    failing,
+    load_at,
+    load_with_gaps,
+    ratio,
+    remembering,
+    sweep,
+)
 from engine.contest import Race, Result, result, speed
 from engine.core import Stage
+from engine.costs import ProfileCosts
 from engine.profile import Profile
 from engine.simulator import LIMITS
 from engine.traffic import Utterance
@@ -45,6 +57,15 @@ def test_the_bound_takes_smaller_batches_and_chunks_where_they_cost_less() -> No
     }
     samples |= {(Stage.CODEC, 1, n): (0.001 * n * n,) for n in LENGTHS}
     assert bound(Profile("alone", samples), [Utterance(0.0, 25)]) == pytest.approx(2.0 / (0.024 + 25 * 0.017))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_batches_beyond_those_measured_change_no_bound(rows: int) -> None:
+    """They cost as much more as they have more requests; a profile may allow very large ones."""
+    script = [Utterance(0.0, 25, rows=rows), Utterance(1.0, 60, text_tokens=300, rows=rows)]
+    seven, many = (replace(FLAT, limits=replace(LIMITS, max_batch=dict.fromkeys(Stage, n))) for n in (8, 1024))
+    assert bound(many, script) == bound(seven, script)
+    assert cheapest(ProfileCosts(FLAT), many.limits or LIMITS, Stage.DEPTH, False, 1) == 0.012 / 8
 
 
 def test_loads_have_four_digits() -> None:

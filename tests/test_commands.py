@@ -369,6 +369,13 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
             "config.json: expected a profile that calibrate wrote (not a cost",
         ),
         (("simulate", "--profile", __file__), "test_commands.py: expected a profile that calibrate wrote (Extra data"),
+        (("simulate", "--json", ""), "expected the name of a file to write, or - for standard output, got ''"),
+        (("calibrate", "--estimate", "-o", ""), "expected the name of a file to write, or - for standard output"),
+        (("bench", "speech", "--json", "", "--voice", "/y"), "expected the name of a file to write"),
+        (
+            ("bench", "speech", "--profile", "STAGELESS", "--in-process"),
+            "expected costs of every stage, got none of text",
+        ),
         (("simulate", "--json", "/nowhere/out.json"), "/nowhere/out.json: No such file or directory"),
         (("bench", "determinism", "--json", "/nowhere/x", "--voice", "/y"), "/nowhere/x: No such file or directory"),
         (("bench", "speech", "--json", "/nowhere/x", "--voice", "/y"), "/nowhere/x: No such file or directory"),
@@ -378,17 +385,79 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
 def test_a_mistake_is_one_line(
     argv: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, loadless = tmp_path / "out.json", tmp_path / "loadless.json"
+    path, loadless, stageless = (tmp_path / name for name in ("out.json", "loadless.json", "stageless.json"))
+    stageless.write_text('{"voice": "x", "costs": []}')
     if "LOADLESS" in argv:
         loadless.write_text(json.dumps(estimate.profile().to_dict()))
-    words = {"OUT": str(path), "LOADLESS": str(loadless)}
+    words = {"OUT": str(path), "LOADLESS": str(loadless), "STAGELESS": str(stageless)}
     assert says in one_line(capsys, *(words.get(word, word) for word in argv))
     assert not path.exists()
+
+
+COSTS = [{"stage": stage, "batch": 1, "length": 1, "seconds": [0.001]} for stage in Stage]
+LIMITS = {
+    **{"num_slots": 16, "num_pages": 2048, "page_size": 16, "max_prefill_tokens": 256},
+    "max_batch": dict.fromkeys(Stage, 8),
+}
+
+
+def profile(path: Path, **fields: Any) -> str:
+    """A file that holds one with these fields."""
+    path.write_text(json.dumps({"voice": "x", "load": 1, "costs": COSTS} | fields))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"costs": COSTS[:-1]}, "expected costs of every stage, got none of codec"),
+        ({"limits": LIMITS | {"max_batch": {"text": 1}}}, "limits.max_batch.prefill: expected a whole number"),
+        ({"limits": LIMITS | {"max_batch": dict.fromkeys(Stage, 10**6)}}, "limits.max_batch.text: expected"),
+        ({"limits": LIMITS | {"num_slots": 10**12}}, "limits.num_slots: expected a whole number from 1 to 4096"),
+        ({"limits": LIMITS | {"num_slots": 1e300}}, "limits.num_slots: expected a whole number from 1 to 4096"),
+        ({"tokens_per_char": 1e308}, "tokens_per_char: expected a number from 0.001 to 4, got 1e+308"),
+        ({"load": 5e-324}, "load: expected a number from 0.001 to 1000000, got 5e-324"),
+        ({"load": 1e308}, "load: expected a number from 0.001 to 1000000, got 1e+308"),
+        ({"costs": [COSTS[0] | {"seconds": [1e308] * 4}]}, "costs[0].seconds: expected a list of seconds from 1e-09"),
+        ({"costs": [COSTS[0] | {"seconds": [5e-324] * 4}]}, "costs[0].seconds: expected a list of seconds from 1e-09"),
+        ({"costs": [COSTS[0] | {"length": 1.7e308}]}, "costs[0].length: expected a whole number from 0 to 1000000"),
+        ({"costs": [COSTS[0] | {"batch": 1e300, "length": 1e300}]}, "costs[0].batch: expected a whole number from 1"),
+        ({"overhead": {"step": 1e308}}, "overhead.step: expected seconds from 0 to 1000, got 1e+308"),
+    ],
+)
+def test_a_profile_of_impossible_values_is_one_line(
+    fields: dict[str, Any], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = profile(tmp_path / "own.json", **fields)
+    line = one_line(capsys, "simulate", "--requests", "5", "--policy", "predictor", "--profile", path)
+    assert line.startswith(f"python -m engine: {path}: expected ")
+    assert says in line
+
+
+def test_a_profile_of_the_largest_values_is_simulated(tmp_path: Path) -> None:
+    most = {"num_slots": 4096, "num_pages": 10**6, "page_size": 1, "max_prefill_tokens": 10**6}
+    costs = [cost | {"batch": b, "seconds": [1000]} for cost in COSTS for b in (1, 1024)]
+    limits = most | {"max_batch": dict.fromkeys(Stage, 1024)}
+    path = profile(tmp_path / "own.json", costs=costs, limits=limits, load=0.001, tokens_per_char=4)
+    few = ("--requests", "5", "--policy", "predictor")
+    assert simulated(tmp_path / "out.json", *few, "--profile", path)["load"] == 0.001
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
+def test_json_that_is_nested_too_deeply_is_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text(text)
+    assert f"{path}: expected a profile" in one_line(capsys, "simulate", "--profile", str(path))
+    line = one_line(capsys, "simulate", "--trace", str(path))
+    assert f"{path}, line 1: expected a JSON object" in line
+    assert len(line) < 600
 
 
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
+        ("simulate --load 5e-324 --requests 1", "--load: must be at least 0.001, got 5e-324"),
+        ("bench gaps --load 5e-324", "--load: must be at least 0.001, got 5e-324"),
         ("simulate --requests 0", "--requests: must be at least 1, got 0"),
         ("simulate --requests -3", "--requests: must be at least 1, got -3"),
         ("simulate --requests 2.5", "--requests: expected a whole number, got '2.5'"),

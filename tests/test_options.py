@@ -122,6 +122,8 @@ def test_what_makes_sense_is_read(kind: object, text: str, value: float) -> None
         (options.positive, "1000001", "must be at most 1000000, got 1000001"),
         (options.positive_number, "inf", "must be above 0, got inf"),
         (options.positive_number, "1e7", "must be at most 1000000, got 1e7"),
+        (options.positive_number, "5e-324", "must be at least 0.001, got 5e-324"),
+        (options.positive_number, "0.0009", "must be at least 0.001, got 0.0009"),
         (options.seed, "-1", "must be from 0 to 9223372036854775807, got -1"),
         (options.share, "1.1", "must be from 0 to 1, got 1.1"),
         (options.ppm, "1e6", "must be from 0 to below a million, got 1e6"),

@@ -80,6 +80,13 @@ def limits(**fields: Any) -> dict[str, Any]:
 
 
 STAGES = "expected one of text, prefill, decode, depth, codec"
+BATCH = "expected a whole number from 1 to 1024"
+COUNT = "expected a whole number from 1 to 1000000"
+SLOTS = "expected a whole number from 1 to 4096"
+LOAD = "expected a number from 0.001 to 1000000"
+TOKENS = "expected a number from 0.001 to 4"
+BATCHES = DATA["limits"]["max_batch"]
+SECONDS = "expected a list of seconds from 1e-09 to 1000, at least one"
 
 
 @pytest.mark.parametrize(
@@ -96,38 +103,56 @@ STAGES = "expected one of text, prefill, decode, depth, codec"
         (DATA | {"costs": [{"batch": 1}]}, f"costs[0].stage: {STAGES}, got nothing"),
         (cost(stage="nonsense"), f"costs[0].stage: {STAGES}, got 'nonsense'"),
         (cost(stage=["depth"]), f"costs[0].stage: {STAGES}, got ['depth']"),
-        (cost(batch="two"), "costs[0].batch: expected a whole number from 1 on, got 'two'"),
-        (cost(batch=0), "costs[0].batch: expected a whole number from 1 on, got 0"),
-        (cost(batch=1.5), "costs[0].batch: expected a whole number from 1 on, got 1.5"),
-        (cost(batch=True), "costs[0].batch: expected a whole number from 1 on, got True"),
-        (cost(batch=inf), "costs[0].batch: expected a whole number from 1 on, got inf"),
-        (cost(length=-1), "costs[0].length: expected a whole number from 0 on, got -1"),
+        (cost(batch="two"), "costs[0].batch: expected a whole number from 1 to 1024, got 'two'"),
+        (cost(batch=0), "costs[0].batch: expected a whole number from 1 to 1024, got 0"),
+        (cost(batch=1.5), "costs[0].batch: expected a whole number from 1 to 1024, got 1.5"),
+        (cost(batch=True), "costs[0].batch: expected a whole number from 1 to 1024, got True"),
+        (cost(batch=inf), "costs[0].batch: expected a whole number from 1 to 1024, got inf"),
+        (cost(length=-1), "costs[0].length: expected a whole number from 0 to 1000000, got -1"),
         (cost(source=1), "costs[0].source: expected text, got 1"),
-        (cost(seconds=0.1), "costs[0].seconds: expected a list of seconds above 0, at least one, got 0.1"),
-        (cost(seconds=[]), "costs[0].seconds: expected a list of seconds above 0, at least one, got []"),
-        (cost(seconds=[None]), "costs[0].seconds: expected a list of seconds above 0, at least one, got [None]"),
+        (cost(seconds=0.1), f"costs[0].seconds: {SECONDS}, got 0.1"),
+        (cost(seconds=[]), f"costs[0].seconds: {SECONDS}, got []"),
+        (cost(seconds=[None]), f"costs[0].seconds: {SECONDS}, got [None]"),
         (
             cost(seconds=[0.1, 0.0]),
-            "costs[0].seconds: expected a list of seconds above 0, at least one, got [0.1, 0.0]",
+            f"costs[0].seconds: {SECONDS}, got [0.1, 0.0]",
         ),
-        (cost(seconds=[-0.1]), "costs[0].seconds: expected a list of seconds above 0, at least one, got [-0.1]"),
-        (cost(seconds=[nan]), "costs[0].seconds: expected a list of seconds above 0, at least one, got [nan]"),
-        (cost(seconds=[10**400]), "costs[0].seconds: expected a list of seconds above 0, at least one, got [1000"),
+        (cost(seconds=[-0.1]), f"costs[0].seconds: {SECONDS}, got [-0.1]"),
+        (cost(seconds=[nan]), f"costs[0].seconds: {SECONDS}, got [nan]"),
+        (cost(seconds=[10**400]), f"costs[0].seconds: {SECONDS}, got [1000"),
         (DATA | {"costs": [COST, COST]}, "costs[1]: expected each shape once, got depth, 1, 1 again"),
         (DATA | {"limits": []}, "limits: expected an object, got []"),
-        (DATA | {"limits": {"num_slots": 4}}, "limits.num_pages: expected a whole number from 1 on, got nothing"),
-        (limits(page_size=None), "limits.page_size: expected a whole number from 1 on, got None"),
+        (
+            DATA | {"limits": {"num_slots": 4}},
+            "limits.num_pages: expected a whole number from 1 to 1000000, got nothing",
+        ),
+        (limits(page_size=None), "limits.page_size: expected a whole number from 1 to 1000000, got None"),
         (limits(max_batch=[8]), "limits.max_batch: expected an object, got [8]"),
         (limits(max_batch={"nonsense": 8}), f"limits.max_batch: {STAGES}, got 'nonsense'"),
-        (limits(max_batch={"depth": 0}), "limits.max_batch.depth: expected a whole number from 1 on, got 0"),
-        (DATA | {"load": "high"}, "load: expected a number above 0, got 'high'"),
-        *((DATA | {"load": load}, f"load: expected a number above 0, got {load}") for load in (0.0, -1.0, inf, nan)),
-        (DATA | {"rated_load": 0}, "rated_load: expected a number above 0, got 0"),
+        (limits(max_batch=BATCHES | {"depth": 0}), f"limits.max_batch.depth: {BATCH}, got 0"),
+        (limits(max_batch={"text": 8}), f"limits.max_batch.prefill: {BATCH}, got nothing"),
+        *((limits(max_batch=BATCHES | {"text": n}), f"limits.max_batch.text: {BATCH}, got {n}") for n in (1025, 1e300)),
+        *((limits(num_slots=n), f"limits.num_slots: {SLOTS}, got {n}") for n in (0, 4097, 1e300)),
+        *((limits(**{name: 1e300}), f"limits.{name}: {COUNT}, got 1e+300") for name in ("num_pages", "page_size")),
+        (limits(max_prefill_tokens=1_000_001), f"limits.max_prefill_tokens: {COUNT}, got 1000001"),
+        (cost(batch=1025), f"costs[0].batch: {BATCH}, got 1025"),
+        (cost(length=1.7e308), "costs[0].length: expected a whole number from 0 to 1000000, got 1.7e+308"),
+        *((cost(seconds=[s]), f"costs[0].seconds: {SECONDS}, got [{s}]") for s in (5e-324, 9e-10, 1000.5, 1e308)),
+        *((DATA | {"load": n}, f"load: {LOAD}, got {n}") for n in (5e-324, 0.0009, 1e7, 1e308)),
+        *((DATA | {"rated_load": n}, f"rated_load: {LOAD}, got {n}") for n in (5e-324, 1e308)),
+        *((DATA | {"tokens_per_char": n}, f"tokens_per_char: {TOKENS}, got {n}") for n in (5e-324, 4.5, 1e308)),
+        (DATA | {"overhead": {"step": 1e308}}, "overhead.step: expected seconds from 0 to 1000, got 1e+308"),
+        (DATA | {"load": "high"}, "load: expected a number from 0.001 to 1000000, got 'high'"),
+        *(
+            (DATA | {"load": load}, f"load: expected a number from 0.001 to 1000000, got {load}")
+            for load in (0.0, -1.0, inf, nan)
+        ),
+        (DATA | {"rated_load": 0}, "rated_load: expected a number from 0.001 to 1000000, got 0"),
         (DATA | {"overhead": 0.1}, "overhead: expected an object, got 0.1"),
-        (DATA | {"overhead": {"step": -0.1}}, "overhead.step: expected seconds from 0 on, got -0.1"),
-        (DATA | {"overhead": {"step": inf}}, "overhead.step: expected seconds from 0 on, got inf"),
+        (DATA | {"overhead": {"step": -0.1}}, "overhead.step: expected seconds from 0 to 1000, got -0.1"),
+        (DATA | {"overhead": {"step": inf}}, "overhead.step: expected seconds from 0 to 1000, got inf"),
         (DATA | {"overhead": {"pause": 0.1}}, "overhead: expected some of submit, step, deliver, got 'pause'"),
-        (DATA | {"tokens_per_char": 0}, "tokens_per_char: expected a number above 0"),
+        (DATA | {"tokens_per_char": 0}, "tokens_per_char: expected a number from 0.001 to 4, got 0"),
         (DATA | {"order": 1}, "order: expected a list, got 1"),
         (DATA | {"order": [0, 0, 1, 2]}, "order[3]: expected the number of one of the 2 costs, from 0 on, got 2"),
         (DATA | {"order": [0, -1]}, "order[1]: expected the number of one of the 2 costs, from 0 on, got -1"),
@@ -148,6 +173,24 @@ def test_what_is_no_profile(data: Any, error: str) -> None:
     assert text.startswith(f"not a cost profile: {error}")
     assert text.endswith("; write one with calibrate")
     assert len(text) < 200, "whatever came"
+
+
+def test_what_is_just_possible() -> None:
+    most = {"num_slots": 4096, "num_pages": 10**6, "page_size": 10**6, "max_prefill_tokens": 10**6}
+    data = {
+        **DATA,
+        "costs": [COST | {"batch": 1024, "length": 10**6, "seconds": [1e-9, 1000]}],
+        "limits": most | {"max_batch": dict.fromkeys(BATCHES, 1024)},
+        **{"load": 0.001, "rated_load": 1e6, "tokens_per_char": 4, "overhead": {"step": 1000}},
+    }
+    profile = Profile.from_dict(data)
+    assert profile.samples == {(Stage.DEPTH, 1024, 10**6): (1e-9, 1000.0)}
+    assert (profile.load, profile.rated_load, profile.tokens_per_char) == (0.001, 1e6, 4)
+
+
+def test_which_stages_nobody_measured() -> None:
+    assert Profile.from_dict(DATA).missing == [Stage.TEXT, Stage.PREFILL, Stage.DECODE]
+    assert estimate.profile().missing == []
 
 
 class TestOrder:

@@ -11,6 +11,7 @@ import torch
 
 from engine import estimate, profiles, worker
 from engine.__main__ import main
+from engine.core import Stage
 from engine.messages import RuntimeConfig
 from engine.models import Model
 
@@ -51,6 +52,35 @@ def test_a_load_is_stored_before_the_costs_and_changes_nothing_else(tmp_path: Pa
     assert len(path.read_text().splitlines()) < 10 * len(old["costs"]), "samples stay on one line"
 
 
+EVERY_STAGE = [{"stage": stage, "batch": 1, "length": 1, "seconds": [0.01]} for stage in Stage]
+
+
+class TestRead:
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("[" * 100_000, "expected a profile that calibrate wrote, got JSON nested too deeply"),
+            ('{"a":' * 100_000, "expected a profile that calibrate wrote, got JSON nested too deeply"),
+            ("", "expected a profile that calibrate wrote (Expecting value: line 1 column 1 (char 0))"),
+            ('{"voice": "x", "costs": []}', "expected costs of every stage, got none of text, prefill, decode"),
+            (
+                json.dumps({"voice": "x", "costs": EVERY_STAGE[:-1]}),
+                "expected costs of every stage, got none of codec; calibrate all stages",
+            ),
+        ],
+    )
+    def test_what_is_no_whole_profile_is_named(self, tmp_path: Path, text: str, says: str) -> None:
+        path = tmp_path / "mine.json"
+        path.write_text(text)
+        with pytest.raises(ValueError) as raised:
+            profiles.read(path)
+        assert str(raised.value).startswith(f"{path}: {says}")
+
+    def test_all_that_come_with_the_engine_are_whole(self) -> None:
+        for name in profiles.names():
+            assert profiles.read(profiles.find(name)).missing == []
+
+
 class TestOwn:
     def test_the_embedded_voice_has_one_on_the_cpu(self) -> None:
         profile = profiles.own("breeze-mini", "cpu")
@@ -63,7 +93,7 @@ class TestOwn:
 
     def test_the_engine_starts_from_it_or_from_the_one_it_is_given(self, tmp_path: Path) -> None:
         given = tmp_path / "mine.json"
-        given.write_text(json.dumps({"voice": "mine", "costs": []}))
+        given.write_text(json.dumps({"voice": "mine", "costs": EVERY_STAGE}))
         model = cast(Model, SimpleNamespace(spec=SimpleNamespace(name="breeze-mini"), device=torch.device("cpu")))
         for config, name in ((RuntimeConfig(), "breeze-mini"), (RuntimeConfig(profile=given), "mine")):
             profile = worker.prior(config, model)

@@ -27,6 +27,7 @@ from engine.core import (
     Output,
     Playhead,
     Request,
+    RequestError,
     SamplingParams,
 )
 from engine.messages import Ready, RuntimeConfig
@@ -125,12 +126,56 @@ def test_many_at_once_all_end(runtime: Runtime) -> None:
     assert {ends.get(timeout=120).request_id for _ in ids} == ids
 
 
-@pytest.mark.parametrize("text", [123, None, ["a"], "\ud800"])
-def test_a_malformed_request_is_its_own_failure(runtime: Runtime, text: object) -> None:
-    (failed,) = runtime.stream(ask(runtime, text))  # type: ignore[arg-type]
+class Locked(str):
+    """A caller's own kind of text, which cannot be sent."""
+
+    def __reduce__(self) -> str:
+        raise TypeError("cannot pickle 'lock' object")
+
+
+class Foreign(str):
+    """A caller's own kind of text, which the engine's process cannot read."""
+
+    def __reduce__(self) -> tuple[object, tuple[object]]:
+        return __import__, ("theirs",)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("\ud800", "text that the voice can read"),
+        (Locked("Hi."), "text must be plain data that can be pickled, got 'Hi.'"),
+        (Foreign("Hi."), "No module named 'theirs'"),
+    ],
+)
+def test_a_malformed_request_is_its_own_failure(runtime: Runtime, text: str, says: str) -> None:
+    bystander: Queue[Output] = Queue()
+    runtime.submit(ask(runtime, max_frames=8), bystander.put)
+    (failed,) = runtime.stream(replace(ask(runtime, text), epoch=5))
     assert isinstance(failed, Failed)
-    assert failed.code is ErrorCode.BAD_REQUEST
-    assert runtime.snapshot()["engine_up"] == 1
+    assert (failed.code, failed.epoch) == (ErrorCode.BAD_REQUEST, 5)
+    assert says in failed.message
+    assert isinstance(last_word(bystander), Finished)
+    snapshot = runtime.snapshot()
+    assert (snapshot["engine_up"], snapshot["engine_restarts"], snapshot["open_requests"]) == (1, 0, 0)
+
+
+def test_what_is_no_request_no_id_and_no_playhead_is_its_callers_error(runtime: Runtime) -> None:
+    """It does not leave the caller's thread. What is wrong in them: tests/test_core.py."""
+    now = MonotonicClock().now()
+    with pytest.raises(RequestError, match=r"a request must be a Request, got 'Hi\.'"):
+        runtime.submit("Hi.", print)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"request_id must be a whole number, got \[1\]"):
+        runtime.cancel([1])  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="a playhead must be a Playhead, got None"):
+        runtime.playhead(None)  # type: ignore[arg-type]
+    for at in (1e12, now + 60.0, -1e12, -60.0):
+        with pytest.raises(RequestError, match=r"at must be an instant of the engine's clock, at .* now, got "):
+            runtime.playhead(Playhead(1, 0, at))
+    runtime.playhead(Playhead(10**9, 2**53, now, jitter=1e15))
+    runtime.cancel(10**9)
+    *_, end = runtime.stream(replace(ask(runtime, "Still here.", max_frames=8), follows=10**9))
+    assert isinstance(end, Finished)
 
 
 def test_a_deliver_that_raises_harms_nobody_else(runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:

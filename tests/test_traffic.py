@@ -160,7 +160,7 @@ class TestTrace:
         ("field", "rule"),
         [
             ('"at": "now"', "at must be a number"),
-            (f'"at": 1{"0" * 400}', "at must be a number"),
+            (f'"at": 1{"0" * 100}{"0" * 50}', "at must be from 0 to 1000000"),
             ('"frames": "many"', "frames must be a whole number"),
             ('"frames": 2.5', "frames must be a whole number"),
             ('"frames": 1e999', "frames must be a whole number"),
@@ -212,21 +212,29 @@ class TestTrace:
     @pytest.mark.parametrize(
         ("wrong", "rule"),
         [
-            ({"at": -0.1}, "at must be 0 or more"),
-            ({"at": inf}, "at must be 0 or more"),
-            ({"at": float("nan")}, "at must be 0 or more"),
-            ({"frames": 0}, "frames and text_tokens must be above 0"),
-            ({"text_tokens": 0}, "frames and text_tokens must be above 0"),
+            ({"at": -0.1}, "at must be from 0 to 1000000"),
+            ({"at": inf}, "at must be from 0 to 1000000"),
+            ({"at": float("nan")}, "at must be from 0 to 1000000"),
+            ({"frames": 0}, "frames and text_tokens must be from 1 to 1000000"),
+            ({"text_tokens": 0}, "frames and text_tokens must be from 1 to 1000000"),
             ({"rows": 0}, "rows must be 1, or 2 for guidance"),
             ({"rows": 3}, "rows must be 1, or 2 for guidance"),
-            ({"rate": 0}, "rate must be above 0"),
-            ({"rate": float("nan")}, "rate must be above 0"),
-            ({"rate": inf}, "rate must be above 0"),
-            ({"stall": [0, 1]}, "stall must be [seconds of audio above 0, seconds of pause from 0 on]"),
-            ({"stall": [1, -1]}, "stall must be [seconds of audio above 0, seconds of pause from 0 on]"),
-            ({"stall": [1, inf]}, "stall must be [seconds of audio above 0, seconds of pause from 0 on]"),
+            ({"rate": 0}, "rate must be from 0.01 to 100.0"),
+            ({"rate": float("nan")}, "rate must be from 0.01 to 100.0"),
+            ({"rate": inf}, "rate must be from 0.01 to 100.0"),
+            ({"stall": [0, 1]}, "stall must be [seconds of audio above 0, seconds of pause from 0 to 1000000]"),
+            ({"stall": [1, -1]}, "stall must be [seconds of audio above 0, seconds of pause from 0 to 1000000]"),
+            ({"stall": [1, inf]}, "stall must be [seconds of audio above 0, seconds of pause from 0 to 1000000]"),
             ({"hears": 0}, "hears must be above 0"),
-            ({"cancel_at": 0.5}, "cancel_at must not be before at"),
+            ({"cancel_at": 0.5}, "cancel_at must be from at to 2000000"),
+            ({"cancel_at": inf}, "cancel_at must be from at to 2000000"),
+            ({"cancel_at": float("nan")}, "cancel_at must be from at to 2000000"),
+            ({"at": 1e12}, "at must be from 0 to 1000000"),
+            ({"frames": 1e300}, "frames and text_tokens must be from 1 to 1000000"),
+            ({"text_tokens": 1_000_001}, "frames and text_tokens must be from 1 to 1000000"),
+            ({"rate": 5e-324}, "rate must be from 0.01 to 100.0"),
+            ({"rate": 1.7e308}, "rate must be from 0.01 to 100.0"),
+            ({"stall": [1, 1e308]}, "stall must be [seconds of audio above 0, seconds of pause from 0 to 1000000]"),
             ({"follows": 1}, "follows must be the place of an earlier utterance, from 0 on"),
             ({"follows": -1}, "follows must be the place of an earlier utterance, from 0 on"),
         ],
@@ -237,6 +245,20 @@ class TestTrace:
         with pytest.raises(ValueError) as error:
             read_trace(path)
         assert str(error.value) == f"{path}, line 2: {rule}, got {line}"
+
+    @pytest.mark.parametrize("line", ['{"at": 0, "frames": 5, "x": "' + "y" * 10**6 + '"}', "[" * 100_000])
+    def test_of_a_long_line_the_beginning_is_told(self, tmp_path: Path, line: str) -> None:
+        """Also where it is nested too deeply for any JSON reader."""
+        path = written(tmp_path / "trace.jsonl", line)
+        with pytest.raises(ValueError) as error:
+            read_trace(path)
+        said = str(error.value)
+        assert said.startswith(f"{path}, line 1: expected a JSON object with at, frames and others of at, ")
+        assert said.endswith(f", got {line[:200]}...")
+
+    def test_a_number_beyond_every_float_is_told(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="line 1: at must be a number, got"):
+            read_trace(written(tmp_path / "trace.jsonl", f'{{"at": 1{"0" * 400}, "frames": 5}}'))
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):

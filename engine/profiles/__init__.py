@@ -30,11 +30,18 @@ def find(name: str) -> Path:
 
 
 def read(path: Path) -> Profile:
-    """What `calibrate` wrote. Raises OSError and ValueError."""
+    """What `calibrate` wrote, of every stage. Raises OSError and ValueError."""
     try:
-        return Profile.from_dict(json.loads(path.read_text()))
+        profile = Profile.from_dict(json.loads(path.read_text("utf-8")))
     except ValueError as error:
         raise ValueError(f"{path}: expected a profile that calibrate wrote ({error})") from error
+    except RecursionError:
+        raise ValueError(f"{path}: expected a profile that calibrate wrote, got JSON nested too deeply") from None
+    if profile.missing:
+        raise ValueError(
+            f"{path}: expected costs of every stage, got none of {', '.join(profile.missing)}; calibrate all stages"
+        )
+    return profile
 
 
 def name_of(voice: str, device: str) -> str:
