@@ -24,11 +24,14 @@ from rich.table import Table
 
 from agent.browser import QUANTUM_MS, Array, BrowserError, Heard, Listener, chromium, serve, tab
 from engine.machine import describe, write_json
+from engine.options import positive, positive_number, whole
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
 
 PACKET_SAMPLES = 960
+LEAST_UTTERANCES = 5
+"""As many as there are sentences: Stop falls into the pauses of some, and those say nothing about silence."""
 RINGING_MS = 1000.0
 """How long after Stop sound is looked for."""
 SENTENCES = (
@@ -335,17 +338,37 @@ def _server(args: argparse.Namespace) -> Iterator[str]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line. Unknown options are errors."""
-    p = argparse.ArgumentParser(prog="breezert bench browser", allow_abbrev=False, description=__doc__)
-    p.add_argument("--url", help="a server that already runs; otherwise one is started")
-    p.add_argument("--voice", type=Path, metavar="FOLDER", help="for the server that is started")
-    p.add_argument("--device", default="auto", metavar="auto|cpu|cuda")
-    p.add_argument("--chromium", metavar="PATH", help="default: the Chromium or Chrome on the PATH")
-    p.add_argument("--connects", type=int, default=20, metavar="N")
-    p.add_argument("--utterances", type=int, default=20, metavar="N")
-    p.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of speech without a break")
-    p.add_argument("--beside", type=int, default=0, metavar="N", help="other calls that speak during those seconds")
-    p.add_argument("--json", metavar="FILE")
+    how = "Starts a server and a headless Chromium, and measures what the listener gets: calls one after another, "
+    how += "utterances that are stopped while they sound, then speech without a break. Takes some three minutes."
+    p = argparse.ArgumentParser(prog="breezert bench browser", allow_abbrev=False, description=how)
+    add = p.add_argument
+    add("--url", help="a server that already runs (default: one is started)")
+    add("--voice", type=Path, metavar="FOLDER", help="for the server that is started (default: the embedded voice)")
+    add("--device", default="auto", metavar="auto|cpu|cuda", help="of that server (default: %(default)s)")
+    add("--chromium", metavar="PATH", help="default: the Chromium or Chrome on the PATH")
+    add("--connects", type=positive, default=20, metavar="N", help="calls (default: %(default)s)")
+    text = f"spoken and stopped, {LEAST_UTTERANCES} or more (default: %(default)s)"
+    add("--utterances", type=utterances, default=20, metavar="N", help=text)
+    text = "of speech without a break (default: %(default)s)"
+    add("--seconds", type=positive_number, default=60.0, metavar="S", help=text)
+    text = "other calls that speak during those seconds (default: %(default)s)"
+    add("--beside", type=beside, default=0, metavar="N", help=text)
+    add("--json", metavar="FILE", help="write all figures there; - is standard output")
     return p
+
+
+def utterances(text: str) -> int:
+    """Enough that Stop falls into sound."""
+    if (value := whole(text)) < LEAST_UTTERANCES:
+        raise argparse.ArgumentTypeError(f"must be at least {LEAST_UTTERANCES}, got {text}")
+    return value
+
+
+def beside(text: str) -> int:
+    """Other calls, or none."""
+    if (value := whole(text)) < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
+    return value
 
 
 def main(argv: Sequence[str] | None = None) -> int:

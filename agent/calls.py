@@ -80,12 +80,12 @@ class Calls:
     async def open(self, sdp: str) -> tuple[str, str]:
         """Answers an offer: the call's id and the answer's SDP. Raises CallRefused and OfferError."""
         if self.draining:
-            raise CallRefused("the server is about to end and takes no new call", retry_after=10.0)
+            raise CallRefused("the server is about to end and takes no new call: call again later", retry_after=10.0)
         if len(self._peers) >= self.limits.max_peers:
-            raise CallRefused(f"all {self.limits.max_peers} lines are taken", retry_after=5.0)
+            raise CallRefused(f"all {self.limits.max_peers} lines are taken: call again later", retry_after=5.0)
         busy = self._engine.snapshot().get("retry_after_seconds", 0.0)
         if busy > 0:
-            raise CallRefused("all voices are busy, and a new caller would have to wait for too long", busy)
+            raise CallRefused("all voices are busy, a new caller would wait for too long: call again later", busy)
         asked_at = self._clock.now()
         peer = self._new_peer()
         try:

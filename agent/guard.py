@@ -75,14 +75,17 @@ class Access:
 class Refusal(Exception):
     """A request that is not served."""
 
-    def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, retry_after_ms: float | None = None, **headers: str
+    ) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.retry_after_ms = status, code, retry_after_ms
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
     def response(self) -> web.Response:
-        body = {"error": {"code": self.code, "message": str(self)}}
-        return web.json_response(body, status=self.status, headers=self.headers)
+        wait = {} if self.retry_after_ms is None else {"retry_after_ms": self.retry_after_ms}
+        error = {"code": self.code, "message": str(self), **wait}
+        return web.json_response({"error": error}, status=self.status, headers=self.headers)
 
 
 class Guard:

@@ -83,7 +83,7 @@ class Routes:
             raise Refusal(400, "bad_request", str(error)) from error
         except CallRefused as error:
             seconds = str(max(1, ceil(error.retry_after)))  # whole ones: RFC 9110, section 10.2.3
-            raise Refusal(503, "busy", str(error), Retry_After=seconds) from error
+            raise Refusal(503, "busy", str(error), 1000 * error.retry_after, Retry_After=seconds) from error
         return web.json_response({"sdp": answer, "type": "answer", "id": call_id})
 
     async def hang_up(self, request: web.Request) -> web.StreamResponse:

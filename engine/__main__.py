@@ -33,8 +33,9 @@ OVERHEAD_RUNS = 20
 
 
 def say(args: argparse.Namespace) -> int:
-    from engine.say import print_stats, say
+    from engine.say import check_output, print_stats, say
 
+    check_output(args.output)
     with started(runtime_config(args)) as runtime:
         request = Request(args.text, sampling(args, runtime.spec.sampling), args.speaker, args.instruction)
         stats = say(runtime, request, args.output, console)
@@ -143,6 +144,8 @@ def calibrate(args: argparse.Namespace) -> int:
     with started(runtime_config(args)) as runtime:
         profile = replace(profile, overhead=overhead.measure(runtime, min(args.runs, OVERHEAD_RUNS), console))
     write_json(args.json, {**describe(runtime.device, args.argv), **profile.to_dict()})
+    if args.json != "-":
+        console.print(f"to use it, give serve, say, simulate or bench: --profile {args.json}", highlight=False)
     return 0
 
 
@@ -194,7 +197,12 @@ Others = Mapping[str, str]
 
 def parser(program: str, others: Others) -> argparse.ArgumentParser:
     """The command line. Unknown options are errors."""
-    top = argparse.ArgumentParser(prog=program, allow_abbrev=False)
+    first = "`serve`, and open the address that it prints; or" if "serve" in others else ""
+    how = (
+        f"Streaming text to speech. First {first} `say`. Then `simulate` and `bench` compare and measure; `calibrate` "
+    )
+    how += "tells the engine what steps cost on this machine."
+    top = argparse.ArgumentParser(prog=program, allow_abbrev=False, description=" ".join(how.split()))
     top.add_argument("--version", action="version", version=f"{program} {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     kinds = add_engine_commands(commands)
@@ -212,8 +220,14 @@ def add_engine_commands(commands: Commands) -> Commands:
     add_simulate_options(command(commands, "simulate", simulate, "compare scheduling policies on a fake clock"))
     kinds = add_bench_commands(commands.add_parser("bench", help="measure the real engine", allow_abbrev=False))
     p = command(commands, "calibrate", calibrate, "measure stage costs for the Predictor")
-    p.add_argument("-o", "--output", dest="json", required=True, metavar="FILE")
-    p.add_argument("--runs", type=positive, default=60, help="rounds of one utterance; of n at once an n-th of them")
+    p.add_argument("-o", "--output", dest="json", required=True, metavar="FILE", help="JSON file for --profile, or -")
+    p.add_argument(
+        "--runs",
+        type=positive,
+        default=60,
+        metavar="N",
+        help="rounds of one utterance; of n at once an n-th of them (default: %(default)s)",
+    )
     p.add_argument("--estimate", action="store_true", help="measure nothing: write the synthetic profile h200-estimate")
     add_voice_options(p)
     return kinds
@@ -221,10 +235,10 @@ def add_engine_commands(commands: Commands) -> Commands:
 
 def add_say_options(p: argparse.ArgumentParser) -> None:
     """Of `say`."""
-    p.add_argument("text")
+    p.add_argument("text", help="what is said")
     p.add_argument("-o", "--output", required=True, metavar="FILE", help="WAV file, or - for standard output")
     p.add_argument("--stats", action="store_true", help="print TTFA, RTF and stage times")
-    p.add_argument("--speaker", default="S0")
+    p.add_argument("--speaker", default="S0", help="who speaks, of a voice that knows several (default: %(default)s)")
     p.add_argument("--instruction", default="", help="how to speak, where the voice understands instructions")
     for name, (kind, text) in SAMPLING.items():
         p.add_argument(f"--{name.replace('_', '-')}", type=setting(name, kind), help=text)
@@ -238,7 +252,7 @@ def main(
     argv = list(sys.argv[1:] if argv is None else argv)
     args = parser(program, others).parse_args(argv, argparse.Namespace(argv=argv))
     try:
-        if getattr(args, "json", None):
+        if getattr(args, "json", None) is not None:
             check_writable(args.json)
         status = int(args.run(args))
         sys.stdout.flush()

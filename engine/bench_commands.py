@@ -13,7 +13,7 @@ from rich.table import Table
 from engine import profiles
 from engine.command import add_voice_options, command, console, runtime_config, started
 from engine.machine import check_writable, describe, write_json
-from engine.options import positive, positive_number, seed
+from engine.options import positive, positive_number, seed, whole
 from engine.policies import NAMES as POLICIES
 from engine.policies import PREDICTOR
 from engine.profile import Profile
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 GAPS_REQUESTS = 60
 """Of `bench gaps`: at a load of 1, about four minutes."""
+LEAST_FRAMES = 16
+"""Of `bench concurrency`: the first chunk of plain PyTorch."""
+JSON = "write all figures there; - is standard output"
 
 
 def bench(args: argparse.Namespace) -> int:
@@ -155,7 +158,14 @@ def add_gaps_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--seed", type=seed, default=0, metavar="N", help="of the callers (default: %(default)s)")
     names = ", ".join(POLICIES)
-    add("--policy", nargs="+", choices=POLICIES, default=[PREDICTOR], metavar="NAME", help=f"one run each: {names}")
+    add(
+        "--policy",
+        nargs="+",
+        choices=POLICIES,
+        default=[PREDICTOR],
+        metavar="NAME",
+        help=f"one run each: {names} (default: {PREDICTOR})",
+    )
     add("--trace", type=Path, metavar="FILE", help="who calls when, in JSON lines, instead of random callers")
     add(
         "--save-trace",
@@ -164,7 +174,7 @@ def add_gaps_options(parser: argparse.ArgumentParser) -> None:
         help="write who really called when, for --trace, here or of simulate: that one draws the speed of its device, "
         "so its figures are others than those of the simulation here",
     )
-    add("--json", metavar="FILE")
+    add("--json", metavar="FILE", help=JSON)
 
 
 def add_bench_commands(p: argparse.ArgumentParser) -> Commands:
@@ -172,9 +182,11 @@ def add_bench_commands(p: argparse.ArgumentParser) -> Commands:
     kinds = p.add_subparsers(required=True, metavar="WHAT")
     how = "So many utterances begin at once, again and again; admission is off."
     p = command(kinds, "speech", bench, "TTFA, RTF and gaps by number of streams", how)
-    p.add_argument("--streams", type=positive, nargs="+", default=[1, 2])
-    p.add_argument("--rounds", type=positive, default=10, help="utterances a stream")
-    p.add_argument("--json", metavar="FILE")
+    p.add_argument("--streams", type=positive, nargs="+", default=[1, 2], metavar="N", help="at once (default: 1 2)")
+    p.add_argument(
+        "--rounds", type=positive, default=10, metavar="N", help="utterances a stream (default: %(default)s)"
+    )
+    p.add_argument("--json", metavar="FILE", help=JSON)
     add_voice_options(p)
     how = "Callers come as in simulate and speak in real time; admission is off. Utterances last 2 to 20 s, but no "
     how += "longer than the voice speaks well: 8 s with the embedded one."
@@ -183,33 +195,51 @@ def add_bench_commands(p: argparse.ArgumentParser) -> Commands:
     add_voice_options(p)
     how = "Each number of streams is measured twice: with admission off, and at overload, with it on."
     p = command(kinds, "plan", plan, "what the scheduler's planning costs", how)
-    p.add_argument("--streams", type=positive, nargs="+", default=[8, 16, 32, 64, 128, 256], metavar="N")
-    p.add_argument("--steps", type=positive, default=2000, metavar="N", help="that count (default: %(default)s)")
-    p.add_argument("--json", metavar="FILE")
-    p = command(kinds, "determinism", determinism, "codes by the shape of the batch")
-    p.add_argument("--shapes", type=positive, nargs="+", default=[2, 4, 8])
-    p.add_argument("--json", metavar="FILE")
+    p.add_argument(
+        "--streams", type=positive, nargs="+", default=[8, 16, 32, 64, 128, 256], metavar="N", help="default: 8 to 256"
+    )
+    p.add_argument("--steps", type=positive, default=2000, metavar="N", help="measured of each (default: %(default)s)")
+    p.add_argument("--json", metavar="FILE", help=JSON)
+    how = "The same requests, each padded to batches of these shapes: are all codes those of shape 1?"
+    p = command(kinds, "determinism", determinism, "codes by the shape of the batch", how)
+    p.add_argument("--shapes", type=positive, nargs="+", default=[2, 4, 8], metavar="N", help="default: 2 4 8")
+    p.add_argument("--json", metavar="FILE", help=JSON)
     add_voice_options(p)
-    p = command(kinds, "ablation", ablation, "TTFA of one request: eager, progressive chunks, depth compiled, graphs")
+    how = "Four engines, one after the other; only a device that captures graphs (CUDA) tells the last three apart."
+    p = command(
+        kinds, "ablation", ablation, "TTFA of one request: op by op, growing chunks, depth as a graph, all", how
+    )
     p.add_argument("--runs", type=positive, default=20, metavar="N", help="of each step (default: %(default)s)")
     add_figures(p)
-    p = command(kinds, "concurrency", concurrency, "TTFA by requests at once, beside plain PyTorch")
+    how = "Requests arrive together, then as a Poisson process with as many playing at once on average."
+    p = command(kinds, "concurrency", concurrency, "TTFA by requests at once, beside plain PyTorch", how)
     p.add_argument(
         "--requests", type=positive, nargs="+", metavar="N", help="default: 1 2 4 8 16 32 64, within the slots"
     )
-    p.add_argument("--frames", type=positive, default=50, metavar="N", help="of each request (default: %(default)s)")
-    p.add_argument("--seconds", type=positive_number, default=5.0, metavar="S", help="a row (default: %(default)s)")
+    text = f"of each request, {LEAST_FRAMES} or more (default: %(default)s)"
+    p.add_argument("--frames", type=frames, default=50, metavar="N", help=text)
+    text = "of Poisson arrivals that count, a row (default: %(default)s)"
+    p.add_argument("--seconds", type=positive_number, default=5.0, metavar="S", help=text)
     add_figures(p)
     p = command(kinds, "stages", stages, "time of each stage by shape, beside its floor")
     p.add_argument("--batches", type=positive, nargs="+", metavar="N", help="default: the ladder, up to the slots")
     p.add_argument("--runs", type=positive, default=10, metavar="N", help="of each shape (default: %(default)s)")
-    p.add_argument("--json", metavar="FILE")
+    p.add_argument("--json", metavar="FILE", help=JSON)
     add_voice_options(p)
     return kinds
 
 
+def frames(text: str) -> int:
+    """Of each request of `bench concurrency`."""
+    value = whole(text)
+    if value < LEAST_FRAMES:
+        what = "the first chunk of plain PyTorch"
+        raise argparse.ArgumentTypeError(f"must be at least {LEAST_FRAMES}, {what}, got {text}")
+    return positive(text)
+
+
 def add_figures(p: argparse.ArgumentParser) -> None:
     """Of a bench whose result is drawn, too."""
-    p.add_argument("--json", metavar="FILE")
-    p.add_argument("--plot", type=Path, metavar="FILE", help="draw it, by the extra `plot`")
+    p.add_argument("--json", metavar="FILE", help=JSON)
+    p.add_argument("--plot", type=Path, metavar="FILE", help="PNG file; needs pip install 'breezert[plot]'")
     add_voice_options(p)

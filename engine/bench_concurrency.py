@@ -1,9 +1,9 @@
-"""The command `bench concurrency`: what many requests at once hear of the engine, and of a plain loop beside it.
+"""The command `bench concurrency`: what many requests at once hear of the engine, and of plain PyTorch beside it.
 
 It knows no scheduling. Callers and listeners are those of `bench gaps`, in real time; every request speaks the same
-number of frames. Callers arrive together, or one by one (Poisson) with so many utterances playing at once on average.
-The baseline is the eager model in this process, its steps run one after the other: no scheduler, no pipe, and first
-audio with the first 16 frames.
+number of frames. Callers arrive together, or as a Poisson process with so many utterances playing at once on average.
+Plain PyTorch, the baseline, is the eager model in this process, its steps run one after the other: no scheduler, no
+pipe, and first audio with the first 16 frames.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ FRAMES = 50
 CHARS = 70
 """Of each request's text, at least: a sentence of some 4 s."""
 TOGETHER, POISSON = "together", "poisson"
+ARRIVING = {TOGETHER: "together", POISSON: "Poisson"}
+"""What people read."""
 SERVED = 16
 """Requests that arrive together are so many at least, in rounds."""
 LEAST_ROUNDS = 2
@@ -156,6 +158,8 @@ class Concurrency:
     voice: str
     rows: tuple[Row, ...]
     baseline: Baseline
+    captures: bool = True
+    """Whether the device captures graphs: what others published of GPUs does not compare with one that does not."""
 
     def to_dict(self) -> dict[str, object]:
         """JSON data, without the device."""
@@ -205,7 +209,7 @@ def baseline(
 ) -> tuple[Baseline, tuple[int, ...]]:
     """What the eager model does, and the numbers of requests that were asked for: None are those of REQUESTS that have
     a slot each. Raises ValueError for more than that."""
-    with console.status("baseline: loading the voice"):
+    with console.status("plain PyTorch: loading the voice"):
         model, executor, limits = load(replace(config, graphs=frozenset()))
     chosen = fitting(numbers, limits)
     clock, sampling = MonotonicClock(), fixed(model.spec.sampling, frames)
@@ -215,7 +219,7 @@ def baseline(
         return next(timed(executor, plain_loop(prompts[:number], sampling, limits), clock))
 
     with bench_gaps.progress(console) as bar:
-        task = bar.add_task("baseline", total=len(chosen) + 2)
+        task = bar.add_task("plain PyTorch", total=len(chosen) + 2)
         first(1)  # the first steps of a process are not warm
         bar.advance(task)
         alone = list(timed(executor, plain_loop(prompts[:1], sampling, limits), clock))
@@ -334,10 +338,11 @@ def run(
     has slots for. Raises ValueError for more or too few frames, EngineError when the engine cannot start, and
     RuntimeError when a request fails."""
     if frames < CHUNK:
-        raise ValueError(f"--frames must be at least {CHUNK}, the baseline's first chunk, got {frames}")
+        raise ValueError(f"--frames must be at least {CHUNK}, the first chunk of plain PyTorch, got {frames}")
     base, numbers = baseline(config, requests, frames, console)
+    device = devices.choose(config.device)
     gc.collect()  # the baseline's model, whose memory the engine's process needs
-    devices.free_memory(devices.choose(config.device))
+    devices.free_memory(device)
     with console.status("starting the engine"):
         runtime = start(replace(config, max_wait=inf))
     rows = list[Row]()
@@ -350,22 +355,24 @@ def run(
         for number in numbers:
             rows.append(one_by_one(runtime, number, frames, seconds, base))
             bar.advance(task)
-    done = Concurrency(runtime.device, runtime.spec.name, tuple(rows), base)
+    done = Concurrency(runtime.device, runtime.spec.name, tuple(rows), base, devices.captures(device))
     console.print(table(done.rows))
-    console.print(peers())
+    if done.captures:
+        console.print(peers())
     return done
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """The rows as a person reads them; milliseconds."""
-    names = ("requests", "arrive", "served", "TTFA\np50", "TTFA\np95", "under-\nruns", "RTF", "audio\ns/s")
-    out = Table(*names, "baseline\nbatched", "baseline\none by one", box=SIMPLE_HEAD, padding=0)
+    """The rows as a person reads them in 80 columns."""
+    names = ("requests", "arriving", "served", "TTFA\np50 ms", "TTFA\np95 ms", "under-\nruns", "RTF", "audio\ns/s")
+    plain = ("plain PyTorch\nbatched, ms", "one by\none, ms")
+    out = Table(*names, *plain, box=SIMPLE_HEAD, padding=0)
     for row in rows:
         measured = (f"{row.ttfa_ms_p50:.1f}", f"{row.ttfa_ms_p95:.1f}", str(row.underruns), f"{row.rtf:.3f}")
         baselines = (row.baseline_batched_ttfa_ms_p50, row.baseline_sequential_ttfa_ms_p50)
         out.add_row(
             str(row.requests),
-            row.arrival,
+            ARRIVING[row.arrival],
             str(row.served),
             *measured,
             f"{row.audio_s_per_s:.1f}",
@@ -378,14 +385,16 @@ def draw(path: Path, done: Concurrency) -> None:
     """First audio over the number of requests, as a PNG file. Raises RuntimeError without matplotlib, and OSError."""
     from engine import plot
 
-    rows, known = [asdict(row) for row in done.rows], [asdict(peer) for peer in PEERS if peer.runtime == BREEZE_RT]
+    rows = [asdict(row) for row in done.rows]
+    known = [asdict(peer) for peer in PEERS if peer.runtime == BREEZE_RT and done.captures]
     plot.concurrency(path, f"First audio by the number of requests: {done.voice} on {done.device}", rows, known)
 
 
 def peers() -> Table:
-    """What others published, each on the GPU that is named; milliseconds."""
-    title = "published by others, with other texts and lengths, on the GPU named; ms"
-    out = Table("runtime", "model", "GPU", "requests", "TTFA p50", "TTFA p95", title=title, box=SIMPLE_HEAD)
+    """What others published, each on the GPU that is named."""
+    title = "as published by others (BreezeRT: its authors), with other texts and lengths"
+    names = ("runtime", "model", "GPU", "requests", "TTFA\np50 ms", "TTFA\np95 ms")
+    out = Table(*names, title=title, box=SIMPLE_HEAD, padding=0)
     for peer in PEERS:
         cells = ("-" if ms is None else f"{ms:.0f}" for ms in (peer.ttfa_ms_p50, peer.ttfa_ms_p95))
         out.add_row(peer.runtime, peer.model, peer.gpu, str(peer.requests), *cells)

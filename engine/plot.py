@@ -43,16 +43,16 @@ LANE = 0.18
 BAR, AREA = 0.26, 0.58
 """Shares of a lane: what is played, and above it what is buffered."""
 THEIRS = "#8A8A8A"
-"""Bars and points that others published."""
+"""Points that others published, and plain PyTorch."""
 FULL = 2.0
 """Seconds buffered that fill a lane; more is cut off."""
 
 ARRIVALS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("together, p50", "together", "ttfa_ms_p50", {"color": PLAYED, "marker": "o", "linestyle": "-"}),
-    ("together, p95", "together", "ttfa_ms_p95", {"color": PLAYED, "marker": "o", "linestyle": "--"}),
+    ("arriving together, p50", "together", "ttfa_ms_p50", {"color": PLAYED, "marker": "o", "linestyle": "-"}),
+    ("arriving together, p95", "together", "ttfa_ms_p95", {"color": PLAYED, "marker": "o", "linestyle": "--"}),
     ("Poisson, p50", "poisson", "ttfa_ms_p50", {"color": "#D55E00", "marker": "s", "linestyle": "-"}),
     ("Poisson, p95", "poisson", "ttfa_ms_p95", {"color": "#D55E00", "marker": "s", "linestyle": "--"}),
-    ("plain loop, p50", "together", "baseline_ttfa_ms_p50", {"color": THEIRS, "marker": "^", "linestyle": "-"}),
+    ("plain PyTorch, p50", "together", "baseline_ttfa_ms_p50", {"color": THEIRS, "marker": "^", "linestyle": "-"}),
 )
 """Lines over the number of requests: name, rows, measure and look."""
 
@@ -144,43 +144,59 @@ def concurrency(
         chosen = sorted((row["requests"], row[measure]) for row in rows if row["arrival"] == arrival)
         axes.plot(*zip(*chosen, strict=True), label=label, markersize=5, **style)
     for name, points in _published(published).items():
-        axes.plot(*zip(*points, strict=True), "x", color=INK, markersize=7, label=f"{name}, published", zorder=4)
+        known = [point for point in points if numbers[0] <= point[0] <= numbers[-1]]  # the axis is that of the rows
+        at, ms = [point[0] for point in known], [point[1] for point in known]
+        axes.plot(at, ms, "x", color=INK, markersize=7, label=name if known else None, zorder=4)
+        for number, first_audio, quantile in known:
+            axes.annotate(quantile, (number, first_audio), (7, 0), textcoords="offset points", fontsize=8, va="center")
     axes.set_xscale("log", base=2)
     axes.set_xticks(numbers, [str(number) for number in numbers])
     axes.set_yscale("log")
-    axes.set_xlabel("requests together, or playing at once on average", fontsize=9)
+    axes.minorticks_off()
+    axes.set_xlabel("requests arriving together, or (Poisson) playing at once on average", fontsize=9)
     _plain(axes, "time to first audio, ms")
     figure.legend(loc="outside lower center", ncols=3, fontsize=8.5, frameon=False)
     figure.savefig(path)
 
 
-def _published(peers: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Points by runtime and GPU: every quantile that is known."""
-    points: dict[str, list[tuple[int, float]]] = {}
+def _published(peers: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float, str]]]:
+    """Points by runtime and GPU: every quantile that is known, with its name."""
+    points: dict[str, list[tuple[int, float, str]]] = {}
     for peer in peers:
-        known = [peer[measure] for measure in ("ttfa_ms_p50", "ttfa_ms_p95") if peer[measure] is not None]
-        points.setdefault(f"{peer['runtime']} on {peer['gpu']}", []).extend((peer["requests"], ms) for ms in known)
+        known = [(name, peer[f"ttfa_ms_{name}"]) for name in ("p50", "p95")]
+        found = [(peer["requests"], ms, name) for name, ms in known if ms is not None]
+        points.setdefault(_as_published(peer), []).extend(found)
     return points
 
 
-def ladder(path: Path, title: str, rows: Sequence[Mapping[str, Any]], ours: str, published: Mapping[str, Any]) -> None:
-    """First audio of one request, step by step, of the rows that `bench ablation` writes: bars of `ours`, which names
-    the device, beside those that were published, which name theirs. Raises OSError and ValueError."""
-    figure = Figure(figsize=(WIDTH, 4.4), dpi=DPI, layout="constrained")
+def _as_published(theirs: Mapping[str, Any]) -> str:
+    return f"{theirs['runtime']} as published (its authors, {theirs['gpu']})"
+
+
+def ladder(
+    path: Path, title: str, rows: Sequence[Mapping[str, Any]], ours: str, published: Mapping[str, Any] | None = None
+) -> None:
+    """First audio of one request, step by step from above, of the rows that `bench ablation` writes, each with its
+    `words`: points of `ours`, which names the device, and those that were published. Raises OSError and ValueError."""
+    figure = Figure(figsize=(WIDTH, 3.2), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
-    steps = [row["step"] for row in rows]
-    theirs = f"{published['runtime']} on {published['gpu']}, published"
-    for offset, label, color, values in (
-        (-0.21, ours, PLAYED, [row["ttfa_ms_p50"] for row in rows]),
-        (0.21, theirs, THEIRS, [published["ttfa_ms"][step] for step in steps]),
-    ):
-        bars = axes.bar([i + offset for i in range(len(steps))], values, 0.4, color=color, label=label)
-        axes.bar_label(bars, [f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values], fontsize=8.5)
-    axes.set_yscale("log")
-    axes.set_ylim(1.0, 2.0 * axes.get_ylim()[1])
-    axes.set_xticks(range(len(steps)), steps)
+    lines = [(ours, PLAYED, "o", 9, [row["ttfa_ms_p50"] for row in rows])]
+    if published:
+        theirs = [published["ttfa_ms"][row["step"]] for row in rows]
+        lines.append((_as_published(published), THEIRS, "D", -15, theirs))
+    for label, color, marker, offset, values in lines:
+        axes.plot(values, range(len(rows)), color=color, marker=marker, linewidth=1.2, markersize=7, label=label)
+        for place, value in enumerate(values):
+            style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8.5, "ha": "center", "color": INK}
+            axes.annotate(f"{value:.0f}" if value >= 10 else f"{value:.1f}", (value, place), (0, offset), **style)
+    axes.set_xscale("log")
+    axes.margins(x=0.08)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     _plain(axes, "time to first audio of one request (p50), ms")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_yticks(range(len(rows)), [row["words"] for row in rows])
     figure.legend(loc="outside lower center", ncols=2, fontsize=8.5, frameon=False)
     figure.savefig(path)
 

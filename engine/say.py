@@ -20,9 +20,10 @@ from engine.wav import WavWriter
 def say(runtime: Runtime, request: Request, output: str, console: Console) -> RequestStats:
     """Speaks `request` into the file `output`, or into standard output for `-`.
 
-    Raises RequestError for a request that cannot be served, before any file is touched, and OSError when the file
-    cannot be written; the engine is told to stop in both cases.
+    Raises ValueError for a name of another format, RequestError for a request that cannot be served, before any file is
+    touched, and OSError when the file cannot be written; the engine is told to stop.
     """
+    check_output(output)
     spec = runtime.spec
     with closing(runtime.stream(request)) as outputs, progress(console) as bar:
         task = bar.add_task("speaking", total=None, seconds=0.0)
@@ -34,6 +35,14 @@ def say(runtime: Runtime, request: Request, output: str, console: Console) -> Re
                 wav.write(out.pcm)
                 bar.update(task, seconds=audio_seconds(out, spec.frame_seconds))
     raise AssertionError("a stream ends with Finished or Failed")
+
+
+def check_output(output: str) -> None:
+    """Raises ValueError for the name of a file of another format. Devices and pipes may have any."""
+    path = Path(output)
+    named = path.suffix.lower() == ".wav" or (path.exists() and not path.is_file())
+    if output != "-" and not named:
+        raise ValueError(f"say writes WAV: expected a name that ends in .wav, or - for standard output, got {output}")
 
 
 def served(output: Chunk | End) -> Chunk | Finished:

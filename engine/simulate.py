@@ -75,8 +75,16 @@ class Asked:
     @property
     def device(self) -> str:
         """What the bound does not count."""
-        mean = ", in the mean" if len(self.seeds) > 1 else ""
-        return f"The device is {self.mean_speed:.2f} times as fast as the profile{mean}; the bound is the profile's."
+        mean = " in the mean" if len(self.seeds) > 1 else ""
+        drawn = f"each run draws its device's speed, {self.mean_speed:.2f} times the profile's{mean}"
+        return f"bound: streams that the profile's steps can keep playing at most; {drawn}, and no policy knows it."
+
+
+COLUMNS = (
+    "gaps: requests with a gap; worst run: the most of them in one; extra buffer: what would have avoided all; never "
+    "heard: audio made for those who interrupted; "
+)
+"""What the table's headings mean."""
 
 
 def _offered(race: Race) -> str:
@@ -96,7 +104,7 @@ def compare(asked: Asked, console: Console, explain: Explain | None = None) -> d
     found = _explained(asked, explain) if explain else _raced(asked, console)
     rows, bound = {policy: figures(results) for policy, results in found.items()}, asked.bound
     title = f"{asked.title}, {_offered(asked.base)}: bound {bound:.1f} streams; ms"
-    console.print(table(rows, title, asked.device))
+    console.print(table(rows, title, COLUMNS + asked.device))
     print_sources(rows, console)
     if asked.plot:
         draw(asked.plot, asked, found)
@@ -131,7 +139,7 @@ def sweep(asked: Asked, console: Console) -> dict[str, Any]:
     common = f"{title}\nCommon limit: {limit} the Predictor's unloaded one ({unloaded} ms)"
     console.print(capacity_table(found.common, found.bound, common))
     own = f"Own limit: {limit} the policy's own unloaded one"
-    console.print(capacity_table(found.own, found.bound, own, asked.device))
+    console.print(capacity_table(found.own, found.bound, own, f"L: the load of the comparison; {asked.device}"))
     print_sources(found.own, console)
     if asked.plot:
         from engine import plot

@@ -156,3 +156,15 @@ def stages() -> list[str]:
 def bandwidth() -> str:
     """Of the device, as it was measured."""
     return f"{result('h200-stages')['bandwidth_gb_per_s']:.0f} GB/s in the same run"
+
+
+def h200_gaps() -> list[str]:
+    """Callers in real time on the GPU, by policy."""
+    both, predictor = result("h200-gaps"), result("h200-gaps-64")
+    rows = [(both, name) for name in both["policies"]] + [(predictor, "predictor")]
+    return [
+        f"| {data['comparison'][name]['real_load']:.0f} | {name} | {seen['requests_with_gaps']} | "
+        f"{seen['max_extra_buffer_ms']:.0f} ms | {seen['ttfa_p50_ms']:.0f} / {seen['ttfa_p95_ms']:.0f} ms |"
+        for data, name in rows
+        for seen in [data["policies"][name]]
+    ]

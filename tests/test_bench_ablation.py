@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+import readme
 from rich.console import Console
 from scripted_runtime import ScriptedRuntime
 
 from engine import bench_ablation
-from engine.bench_ablation import FRAMES, PUBLISHED, STEPS, WARM, Ablation, Row, run, table
+from engine.bench_ablation import FRAMES, PUBLISHED, STEPS, WARM, WORDS, Ablation, Row, run, table
 from engine.core import Output, Request, Stage
 from engine.messages import RuntimeConfig
 from engine.runtime import Runtime
@@ -95,17 +96,39 @@ def test_json_has_ratios_and_what_was_published_apart() -> None:
 def test_targets_are_judged() -> None:
     good = Ablation("", "", rows(300.0, 120.0, 66.0, 20.0)).verdicts()
     assert good == [
-        "graphs: 20.0 ms to first audio (p50), which meets the target of 20 ms",
-        "graphs: 15.0 times faster than eager-16, which meets the target of 15 times",
-        "graphs: 6.0 times faster than progressive, which meets the target of 6 times",
+        "all stages as graphs: 20.0 ms to first audio (p50), which meets the target of 20 ms",
+        "15.0 times as fast as op by op, 16 frames before the first chunk, which meets the target of 15 times",
+        "6.0 times as fast as op by op, chunks of 1, 2, 4, 8, 16 frames, which meets the target of 6 times",
     ]
     bad = Ablation("", "", rows(300.0, 120.0, 66.0, 21.0)).verdicts()
     assert all("short of the target of" in line for line in bad)
 
 
-def test_the_table_names_the_gpu_of_what_was_published() -> None:
+def printed(ablation: Ablation) -> str:
     written = io.StringIO()
-    Console(file=written, width=100).print(table(rows(2400.0, 150.0, 66.0, 12.04)))
-    assert str(PUBLISHED["gpu"]) in written.getvalue()
-    last = written.getvalue().strip().splitlines()[-1].split()
-    assert last == ["graphs", "12.0", "ms", "24.1", "ms", "20", "1", "frame", "3", "s", "35", "ms"]
+    Console(file=written, width=80).print(table(ablation))
+    assert "…" not in written.getvalue()
+    return written.getvalue()
+
+
+def test_the_table_fits_a_terminal_and_names_the_gpu_of_what_was_published() -> None:
+    said = printed(Ablation("NVIDIA H200", "", rows(2400.0, 150.0, 66.0, 12.04)))
+    assert f"{PUBLISHED['gpu']}, ms" in said
+    (last,) = [line.split() for line in said.splitlines() if "every stage" in line]
+    assert last == ["and", "every", "stage", "12.0", "24.1", "20", "1", "3", "35"]
+
+
+def test_where_nothing_is_captured_there_is_nothing_to_compare() -> None:
+    ablation = Ablation("cpu", "", rows(300.0, 120.0, 120.0, 120.0), captures=False)
+    assert "H100" not in printed(ablation)
+    (line,) = ablation.verdicts()
+    assert line.startswith("no graphs are captured on cpu: from the second step on")
+    written = io.StringIO()
+    done = run(RuntimeConfig(device="cpu"), 1, Console(file=written, width=80), Started())
+    assert not done.captures
+    assert "H100" not in written.getvalue()
+    assert "target" not in written.getvalue()
+
+
+def test_steps_have_the_names_of_the_readme() -> None:
+    assert dict(WORDS) == readme.STEPS

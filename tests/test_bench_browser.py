@@ -76,3 +76,17 @@ def test_a_missing_browser_is_one_line_and_status_2(capsys: pytest.CaptureFixtur
     error = capsys.readouterr().err.strip().splitlines()
     assert error[-1].startswith("breezert bench browser:")
     assert "/nowhere/chromium" in error[-1]
+
+
+def test_too_few_utterances_name_the_option_and_the_least(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--utterances", "1"])
+    assert "--utterances: must be at least 5, got 1" in capsys.readouterr().err
+
+
+def test_help_says_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    helped = " ".join(capsys.readouterr().out.split())
+    assert "Starts a server and a headless Chromium" in helped
+    assert "5 or more (default: 20)" in helped

@@ -2,6 +2,7 @@
 
 import io
 import json
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -11,7 +12,9 @@ import pytest
 from rich.console import Console
 
 from engine.bench import p50_p95_ms
+from engine.bench_commands import LEAST_FRAMES, frames
 from engine.bench_concurrency import (
+    CHUNK,
     PEERS,
     Baseline,
     Concurrency,
@@ -249,9 +252,9 @@ def test_numbers_are_those_that_have_slots() -> None:
 # ---- the command ----
 
 
-def printed(thing: Any) -> str:
+def printed(thing: Any, width: int = 120) -> str:
     written = io.StringIO()
-    Console(file=written, width=120).print(thing)
+    Console(file=written, width=width).print(thing)
     return written.getvalue()
 
 
@@ -277,12 +280,20 @@ def test_the_whole_command_measures_a_real_engine(monkeypatch: pytest.MonkeyPatc
     assert set(data) == {"voice", "rows", "baseline", "published"}
     wanted = "requests arrival ttfa_ms_p50 ttfa_ms_p95 underruns rtf audio_s_per_s baseline_ttfa_ms_p50"
     assert set(data["rows"][0]) >= set(wanted.split())
-    assert "H100" in written.getvalue()
+    assert "H100" not in written.getvalue(), "figures of GPUs do not compare with a CPU's"
+    assert not done.captures
 
 
-def test_fewer_frames_than_the_baselines_chunk_are_refused() -> None:
-    with pytest.raises(ValueError, match="--frames must be at least 16, the baseline's first chunk, got 15"):
+def test_fewer_frames_than_plain_pytorchs_chunk_are_refused() -> None:
+    with pytest.raises(ValueError, match="--frames must be at least 16, the first chunk of plain PyTorch, got 15"):
         run(RuntimeConfig(device="cpu"), [1], 15, 1.0, Console(quiet=True))
+
+
+def test_the_command_line_knows_the_least_frames() -> None:
+    assert CHUNK == LEAST_FRAMES
+    assert frames("16") == 16
+    with pytest.raises(ArgumentTypeError, match="must be at least 16, the first chunk of plain PyTorch, got 15"):
+        frames("15")
 
 
 def test_tables_are_read_by_people() -> None:
@@ -290,6 +301,7 @@ def test_tables_are_read_by_people() -> None:
     row = replace(together(runtime, 4, 18, BASE), ttfa_ms_p50=12.04, ttfa_ms_p95=20.06, rtf=0.1, audio_s_per_s=31.2)
     last = printed(table([row])).strip().splitlines()[-1].split()
     assert last == ["4", "together", "16", "12.0", "20.1", "0", "0.100", "31.2", "500", "2100"]
+    assert "…" not in printed(table([row]), 80) + printed(peers(), 80)
     lines = printed(peers()).splitlines()
     assert sum("BreezeRT" in line and "H100" in line for line in lines) == 2
     assert all(peer.gpu and peer.source.startswith("https://") for peer in PEERS)

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from engine import estimate
-from engine.bench_plan import Crowd, Planning, Stopwatch, against_target, growth, planning, run
+from engine.bench_plan import Crowd, Planning, Stopwatch, against_target, growth, growth_line, planning, run
 from engine.clock import MonotonicClock
 from engine.entrance import Entrance
 from engine.simulator import FakeClock
@@ -82,6 +82,14 @@ def test_growth_is_told_against_n_log_n() -> None:
     assert growth([row(8, 24.0)]) is None
     assert growth([row(8, 24.0), row(8, 900.0, admission=True)]) is None
     assert growth([row(8, 24.0), row(8, 9.0, admission=True), row(256, 2048.0)]) == 1.0
+
+
+def test_growth_is_told_in_words() -> None:
+    assert growth_line([row(256, 240.0), row(8, 24.0)]) == (
+        "from 8 to 256 streams planning (p50) grew 10.0-fold, within the 85.3-fold of n log n"
+    )
+    assert "grew 100.0-fold, over the 85.3-fold" in growth_line([row(8, 24.0), row(256, 2400.0)])
+    assert growth_line([row(8, 24.0)]) == ""
 
 
 def test_rows_and_growth_are_printed() -> None:

@@ -30,7 +30,7 @@ from engine.core import (
     RequestStats,
     SamplingParams,
 )
-from engine.say import say
+from engine.say import check_output, say
 
 SHORT = ("say", "Good morning.", "--max-frames", "20", "--device", "cpu", "--in-process")
 SPEC = ModelSpec("scripted", "", 24000, 1920, 2, 64, frozenset({Mode.PLAIN}), SamplingParams())
@@ -239,3 +239,12 @@ def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT, "-o", "/dev/full"]) == 2
     assert "No space left" in capsys.readouterr().err
     assert Path("/dev/full").exists()
+
+
+def test_a_name_of_another_format_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.mp3"
+    assert main([*SHORT, "-o", str(path)]) == 2
+    assert "say writes WAV: expected a name that ends in .wav, or - for standard" in capsys.readouterr().err
+    assert not path.exists()
+    for name in ("-", "a.wav", "b.WAV", "/dev/full"):
+        check_output(name)

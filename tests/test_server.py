@@ -135,7 +135,8 @@ async def test_no_call_is_taken_while_the_engine_would_refuse_its_first_words(
     status, answer, headers = await site.offer(body)
     assert (status, headers["Retry-After"]) == (503, seconds)
     assert answer["error"]["code"] == "busy"
-    assert "all voices are busy" in answer["error"]["message"]
+    assert answer["error"]["message"] == "all voices are busy, a new caller would wait for too long: call again later"
+    assert answer["error"]["retry_after_ms"] == 1000 * hint
     assert site.calls.sessions == []
     async with site.client.get("healthz") as response:
         assert (response.status, await response.json()) == (200, {"status": "ok"})

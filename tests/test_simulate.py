@@ -68,7 +68,8 @@ def test_a_comparison_says_what_is_an_emulation_and_how_fast_the_devices_were() 
     assert "source" not in ours
     assert robin["refused"] == ours["refused"] == 2
     said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
-    assert f"The device is {mean:.2f} times as fast as the profile, in the mean; the bound is the profile's." in said
+    assert f"its device's speed, {mean:.2f} times the profile's in the mean, and no policy knows it." in said
+    assert all(f"{heading}: " in said for heading in ("gaps", "worst run", "extra buffer", "never heard", "bound"))
     assert "round-robin: processor sharing" in said
     assert "gaps refused" in said
 
@@ -132,6 +133,6 @@ def test_a_sweep_draws_and_tells_what_it_found(tmp_path: Path, monkeypatch: pyte
     assert "Own limit: TTFA p95 at most 5 times the policy's own unloaded one" in said
     assert "newest-first 25.0 20.0 30.0 1.00 31% gaps 2" in said
     assert "newest-first 29.0 24.0 34.0 1.00 36% first audio 2" in said
-    assert "times as fast as the profile, in the mean" in said
+    assert "times the profile's in the mean, and no policy knows it" in said
     assert f"newest-first: {SOURCES['newest-first']}" in said
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
