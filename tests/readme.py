@@ -87,15 +87,15 @@ def planning() -> str:
     )
 
 
-def gaps() -> str:
-    """The real engine beside the simulator, for the same callers."""
+def gaps() -> list[str]:
+    """The real engine beside the simulator, for the same callers, by policy."""
     data = result("cpu-gaps")
-    real, simulated = data["policies"]["predictor"], data["simulated"]["predictor"]
-    callers = f"| {real['requests']} callers, {data['comparison']['predictor']['real_load']:.1f} streams at once"
-    return (
-        f"{callers}: TTFA p50, requests with gaps; simulated | {real['ttfa_p50_ms']:.0f} ms, "
-        f"{real['requests_with_gaps']}; {simulated['ttfa_p50_ms']:.0f} ms, {simulated['requests_with_gaps']} |"
-    )
+    return [
+        f"| {seen['requests']} callers, {data['comparison'][name]['real_load']:.1f} streams at once, {name}: TTFA p50, requests "
+        f"with gaps; simulated | {seen['ttfa_p50_ms']:.0f} ms, {seen['requests_with_gaps']}; "
+        f"{data['simulated'][name]['ttfa_p50_ms']:.0f} ms, {data['simulated'][name]['requests_with_gaps']} |"
+        for name, seen in data["policies"].items()
+    ]
 
 
 STEPS = {
