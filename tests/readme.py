@@ -89,13 +89,13 @@ def planning() -> str:
 
 def gaps() -> list[str]:
     """The real engine beside the simulator, for the same callers, by policy."""
-    data = result("cpu-gaps")
-    return [
-        f"| {seen['requests']} callers, {data['comparison'][name]['real_load']:.1f} streams at once, {name}: TTFA p50, requests "
-        f"with gaps; simulated | {seen['ttfa_p50_ms']:.0f} ms, {seen['requests_with_gaps']}; "
-        f"{data['simulated'][name]['ttfa_p50_ms']:.0f} ms, {data['simulated'][name]['requests_with_gaps']} |"
-        for name, seen in data["policies"].items()
-    ]
+    data, rows = result("cpu-gaps"), []
+    for name, real in data["policies"].items():
+        simulated, load = data["simulated"][name], data["comparison"][name]["real_load"]
+        callers = f"| {real['requests']} callers, {load:.1f} streams at once, {name}"
+        seen = [f"{run['ttfa_p50_ms']:.0f} ms, {run['requests_with_gaps']}" for run in (real, simulated)]
+        rows.append(f"{callers}: TTFA p50, requests with gaps; simulated | {'; '.join(seen)} |")
+    return rows
 
 
 STEPS = {
