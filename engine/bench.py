@@ -135,6 +135,16 @@ def fixed(sampling: SamplingParams, frames: int) -> SamplingParams:
     return replace(sampling, min_frames=frames, max_frames=frames)
 
 
+def fitting(option: str, asked: Sequence[int] | None, usual: Sequence[int], most: int) -> tuple[int, ...]:
+    """Numbers of requests at once, in order: the usual ones that the engine is good for, unless others were asked for.
+    Raises ValueError for more."""
+    if asked is None:
+        return tuple(number for number in usual if number <= most)
+    if max(asked) > most:
+        raise ValueError(f"{option} must be at most {most}, as many as the engine runs at once, got {max(asked)}")
+    return tuple(sorted(set(asked)))
+
+
 def p50_p95_ms(seconds: Iterable[float]) -> tuple[float, float]:
     """Nearest-rank quantiles of values of which there is at least one, in milliseconds."""
     ordered = sorted(seconds)

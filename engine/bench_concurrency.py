@@ -23,7 +23,7 @@ from rich.table import Table
 
 from engine import bench_gaps
 from engine import device as devices
-from engine.bench import fixed, p50_p95_ms
+from engine.bench import fitting, fixed, p50_p95_ms
 from engine.calibrate import OPENING
 from engine.calibrate import script as scripted
 from engine.clock import Clock, MonotonicClock
@@ -211,7 +211,7 @@ def baseline(
     a slot each. Raises ValueError for more than that."""
     with console.status("plain PyTorch: loading the voice"):
         model, executor, limits = load(replace(config, graphs=frozenset()))
-    chosen = fitting(numbers, limits)
+    chosen = fitting("--requests", numbers, REQUESTS, limits.num_slots)
     clock, sampling = MonotonicClock(), fixed(model.spec.sampling, frames)
     prompts = [model.prompt(request) for request in asked(max(chosen), frames, model.spec)]
 
@@ -228,16 +228,6 @@ def baseline(
             bar.advance(task)
             batched[number] = alone[0] if number == 1 else first(number)
     return Baseline(batched, alone[0], alone[-1]), chosen
-
-
-def fitting(numbers: Sequence[int] | None, limits: Limits) -> tuple[int, ...]:
-    """The numbers in order. Raises ValueError for more requests than the engine has slots."""
-    most = limits.num_slots
-    if numbers is None:
-        return tuple(number for number in REQUESTS if number <= most)
-    if max(numbers) > most:
-        raise ValueError(f"--requests must be at most {most}, as many as the engine has slots, got {max(numbers)}")
-    return tuple(sorted(set(numbers)))
 
 
 # ---- the engine ----

@@ -18,7 +18,7 @@ from rich.table import Table
 from torch import nn
 
 from engine import device as devices
-from engine.bench import p50_p95_ms
+from engine.bench import fitting, p50_p95_ms
 from engine.calibrate import lockstep
 from engine.clock import Clock, MonotonicClock
 from engine.core import Limits, ModelSpec, Stage, Step
@@ -202,7 +202,8 @@ def run(config: RuntimeConfig, batches: Sequence[int] | None, runs: int, console
     """A row for each shape, printed at the end; None are those of BATCHES that the engine has slots for. Raises
     ValueError for larger ones, and what engine.executor.load raises."""
     clock, (model, executor, limits) = MonotonicClock(), loaded(config, console)
-    chosen, speed = fitting(batches, limits), bandwidth(model.device, clock)
+    most = min(limits.num_slots, *limits.max_batch.values())
+    chosen, speed = fitting("--batches", batches, BATCHES, most), bandwidth(model.device, clock)
     watch = Stopwatch(executor, model.spec, limits, Sizes.of(model, executor.state.kv), clock)
     plan = [(batch, tokens, i) for batch in chosen for tokens in PROMPTS for i in range(runs + 1)]
     for batch, tokens, i in track(plan, description="measuring stages", console=console, transient=True):
@@ -211,16 +212,6 @@ def run(config: RuntimeConfig, batches: Sequence[int] | None, runs: int, console
     done = StageTimes(devices.name(model.device), model.spec.name, graphs, speed, watch.rows(speed))
     console.print(table(done))
     return done
-
-
-def fitting(batches: Sequence[int] | None, limits: Limits) -> list[int]:
-    """The batches in order. Raises ValueError for more requests than a step may have."""
-    most = min(limits.num_slots, *limits.max_batch.values())
-    if batches is None:
-        return [batch for batch in BATCHES if batch <= most]
-    if max(batches) > most:
-        raise ValueError(f"--batches must be at most {most}, as many as a step may have, got {max(batches)}")
-    return sorted(set(batches))
 
 
 def table(stages: StageTimes) -> Table:

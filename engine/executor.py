@@ -255,7 +255,7 @@ class Executor:
         assert all(row.count == count for row in rows), f"codec rows share one frame count, got {rows}"
         pcm: list[PCM] = []
         codes: list[Codes] = []
-        for part in codec_parts(rows, count, self._limits.batches):
+        for part in codec_parts(rows, count, self._limits.batches):  # one after the other: they may share a graph
             batch = Batch.of(part, self._limits.batches)
             shape = Shape(Work.CODEC, batch.size, count)
             samples, ids = devices.fetch(self._launch(shape, [batch.first_slots, batch.starts()]))

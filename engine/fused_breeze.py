@@ -35,7 +35,7 @@ from engine.sampling import SamplingRows
 log = logging.getLogger(__name__)
 
 MOST_TOKENS = 1024
-"""Beyond so many, a product is bound by arithmetic and cuBLAS is as fast or faster."""
+"""Padded, of one part: for more, whose products are bound by arithmetic, PyTorch's own operations are taken."""
 LONGEST = 256
 """Tokens of a segment that the text kernels take: longer ones are rare."""
 

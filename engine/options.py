@@ -8,6 +8,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from math import inf
+from typing import TypeVar
 
 from engine.core import RequestError, SamplingParams
 
@@ -59,18 +60,12 @@ def positive_number(text: str) -> float:
 
 def seed(text: str) -> int:
     """Of something random."""
-    value = whole(text)
-    if not 0 <= value <= LARGEST_SEED:
-        raise ArgumentTypeError(f"must be from 0 to {LARGEST_SEED}, got {text}")
-    return value
+    return _within(text, whole(text), LARGEST_SEED)
 
 
 def share(text: str) -> float:
     """A part of the whole."""
-    value = number(text)
-    if not 0 <= value <= 1:
-        raise ArgumentTypeError(f"must be from 0 to 1, got {text}")
-    return value
+    return _within(text, number(text), 1)
 
 
 def ppm(text: str) -> float:
@@ -83,18 +78,12 @@ def ppm(text: str) -> float:
 
 def port(text: str) -> int:
     """Of TCP; 0 stands for a free one."""
-    value = whole(text)
-    if not 0 <= value <= 65535:
-        raise ArgumentTypeError(f"must be from 0 to 65535, got {text}")
-    return value
+    return _within(text, whole(text), 65535)
 
 
 def seconds(text: str) -> float:
     """A time that passes."""
-    value = number(text)
-    if not 0 <= value <= MOST:
-        raise ArgumentTypeError(f"must be seconds from 0 to {MOST}, got {text}")
-    return value
+    return _within(text, number(text), MOST, "seconds ")
 
 
 def patience(text: str) -> float:
@@ -102,6 +91,15 @@ def patience(text: str) -> float:
     value = number(text)
     if not value >= 0:  # also for NaN
         raise ArgumentTypeError(f"must be seconds from 0 on, or inf, got {text}")
+    return value
+
+
+N = TypeVar("N", int, float)
+
+
+def _within(text: str, value: N, most: float, unit: str = "") -> N:
+    if not 0 <= value <= most:  # also false for NaN
+        raise ArgumentTypeError(f"must be {unit}from 0 to {most}, got {text}")
     return value
 
 

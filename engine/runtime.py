@@ -29,6 +29,7 @@ from engine.core import (
 )
 from engine.link import EngineError, Link
 from engine.messages import FromWorker, Numbered, Ready, RuntimeConfig, Snapshot, StartFailed, packed
+from engine.playback import AHEAD
 
 __all__ = ["EngineError", "Runtime", "RuntimeConfig"]
 
@@ -46,10 +47,6 @@ RESTART_SECONDS = 5.0
 """What a caller is told to wait while the engine starts again."""
 BACKOFF_SECONDS = 0.5
 """Between the second death in a row and the next start; twice as long after each further one."""
-
-EARLY = 5.0
-"""Seconds by which a playhead may be ahead of the engine's clock, which is its listener's side's too: one from a future
-that never comes would hold its place among the replies for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,7 @@ class Runtime:
         which the engine's clock has not come."""
         check(isinstance(event, Playhead), "a playhead", "a Playhead", event)
         now = self._clock.now()
-        check(-EARLY <= event.at <= now + EARLY, "at", f"an instant of the engine's clock, at {now:.3f} now", event.at)
+        check(0 <= event.at <= now + AHEAD, "at", f"an instant of the engine's clock, at {now:.3f} now", event.at)
         with self._changed:
             self._link.send(event)
 

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from scripted_runtime import SPEC, ScriptedRuntime
 
-from engine.bench import Listener, first_audio, fixed, speak
+from engine.bench import Listener, first_audio, fitting, fixed, speak
 from engine.clock import MonotonicClock
 from engine.core import Output, Queued, Request, SamplingParams
 from engine.runtime import Runtime
@@ -66,3 +66,10 @@ def test_who_hears_nothing_is_an_error() -> None:
 
 def test_speech_of_a_fixed_length_ends_neither_before_nor_after() -> None:
     assert fixed(SamplingParams(seed=3, max_frames=1500), 75) == SamplingParams(seed=3, min_frames=75, max_frames=75)
+
+
+def test_numbers_are_those_that_the_engine_is_good_for() -> None:
+    assert fitting("--batches", None, (1, 2, 4, 8, 16), 8) == (1, 2, 4, 8)
+    assert fitting("--batches", [4, 1, 4], (1, 2), 8) == (1, 4)
+    with pytest.raises(ValueError, match="--batches must be at most 8, as many as the engine runs at once, got 16"):
+        fitting("--batches", [16], (1, 2), 8)

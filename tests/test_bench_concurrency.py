@@ -21,7 +21,6 @@ from engine.bench_concurrency import (
     asked,
     callers,
     figures,
-    fitting,
     one_by_one,
     peers,
     plain_loop,
@@ -240,13 +239,6 @@ def test_one_after_the_other_waits_for_those_before() -> None:
         "baseline_sequential_ttfa_ms_p50": 2100.0,
     }
     assert Baseline({2: 3.0}, 0.1, 1.0).figures(2)["baseline_ttfa_ms_p50"] == 1100.0
-
-
-def test_numbers_are_those_that_have_slots() -> None:
-    assert fitting(None, Limits(num_slots=8)) == (1, 2, 4, 8)
-    assert fitting([4, 1, 4], Limits(num_slots=8)) == (1, 4)
-    with pytest.raises(ValueError, match="--requests must be at most 8, as many as the engine has slots, got 16"):
-        fitting([16], Limits(num_slots=8))
 
 
 # ---- the command ----

@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 
 from engine import random_weights
-from engine.bench_stages import COPIES, Sizes, StageTimes, bandwidth, fitting, row, run, table
+from engine.bench_stages import COPIES, Sizes, StageTimes, bandwidth, row, run, table
 from engine.clock import MonotonicClock
-from engine.core import Limits, Row, Stage, Step
+from engine.core import Row, Stage, Step
 from engine.kv_cache import PagedKV
 from engine.messages import RuntimeConfig
 from engine.models.breeze_tts_2 import Breeze
@@ -104,14 +104,6 @@ def test_a_row_is_quantiles_over_the_mean_floor() -> None:
     made = row(Stage.DEPTH, 2, 1, seconds, [1_000_000, 3_000_000], bandwidth=1e9)
     assert (made.ms_p50, made.ms_p95, made.floor_ms, made.over_floor) == (11.0, 20.0, 2.0, 5.5)
     assert made.runs == 20
-
-
-def test_batches_are_those_that_a_step_may_have() -> None:
-    limits = Limits(num_slots=6)
-    assert fitting(None, limits) == [1, 2, 4]
-    assert fitting([4, 1, 4], limits) == [1, 4]
-    with pytest.raises(ValueError, match="--batches must be at most 6, as many as a step may have, got 8"):
-        fitting([8], limits)
 
 
 def test_every_stage_is_measured_by_shape() -> None:
