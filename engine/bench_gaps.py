@@ -1,7 +1,9 @@
 """The command `bench gaps`: the simulator's callers, played to the real engine in real time, and simulated beside it.
 
 It knows no model and no scheduling. What is simulated is what really happened: the instants of the calls, and the
-lengths that the voice gave them.
+lengths that the voice gave them. That is done twice: on a device as the profile has it, and on one that is slow and
+fast when this one was during the run, so that what the simulator makes of scheduling is told apart from how far the
+machine has drifted since it was calibrated.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
+from statistics import fmean
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,11 +21,12 @@ from engine import bench
 from engine import simulate as command
 from engine.contest import Figures, Race, counted, figures, unrefusing
 from engine.core import Limits, ModelSpec, Request
-from engine.costs import ProfileCosts
+from engine.costs import Pace, ProfileCosts
 from engine.live import Live
 from engine.messages import RuntimeConfig
-from engine.metrics import Count
-from engine.profile import Profile
+from engine.metrics import Count, quantile
+from engine.profile import Overhead, Profile
+from engine.recorder import Ran, between
 from engine.runtime import Runtime
 from engine.simulator import Simulation, simulate
 from engine.traffic import Utterance, poisson
@@ -45,6 +49,29 @@ SENTENCES = (
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of the callers."""
+
+    figures: Figures
+    overruns: float
+    """Share of steps that took longer than was predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The real ones, in milliseconds."""
+
+    step_ms_mean: float
+    between_ms_mean: float
+    """From the end of a step to the beginning of the next, while there is something to do: planning, bookkeeping,
+    handing over. The device does nothing meanwhile."""
+    between_ms_p50: float
+    between_ms_p95: float
+    pace: float
+    """How fast the machine was: seconds that the profile has for the same steps over those that they took."""
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One run, and what the simulator makes of the same callers."""
 
@@ -55,26 +82,30 @@ class Comparison:
     load: float
     """Mean number of streams at once that really came: seconds of audio in a second of calls."""
     trace: tuple[Utterance, ...]
-    real: Figures
-    simulated: Figures
-    real_overruns: float
-    """Share of steps that took longer than was predicted."""
-    simulated_overruns: float
+    real: Outcome
+    simulated: Outcome
+    """On a device as the profile has it."""
+    paced: Outcome
+    """On one with the pace of the run, from step to step."""
+    steps: Steps
 
     def to_dict(self) -> dict[str, object]:
         """JSON data beside the figures, without the trace."""
+        outcomes = {"real": self.real, "simulated": self.simulated, "paced": self.paced}
         return {
             "real_load": round(self.load, 3),
-            "simulated_over_real": self.ratios(),
-            "real_overruns": round(self.real_overruns, 4),
-            "simulated_overruns": round(self.simulated_overruns, 4),
+            "simulated_over_real": ratios(self.simulated.figures, self.real.figures),
+            "paced_over_real": ratios(self.paced.figures, self.real.figures),
+            **{f"{name}_overruns": round(one.overruns, 4) for name, one in outcomes.items()},
+            "steps": {name: round(value, 4) for name, value in asdict(self.steps).items()},
         }
 
-    def ratios(self) -> dict[str, float | None]:
-        """Simulated over real; None where there is nothing to compare."""
-        names = ("ttfa_p50_ms", "ttfa_p95_ms", "rtf", "requests_with_gaps")
-        pairs = {name: (getattr(self.simulated, name), getattr(self.real, name)) for name in names}
-        return {name: round(a / b, 3) if a is not None and b else None for name, (a, b) in pairs.items()}
+
+def ratios(simulated: Figures, real: Figures) -> dict[str, float | None]:
+    """Simulated over real; None where there is nothing to compare."""
+    names = ("ttfa_p50_ms", "ttfa_p95_ms", "rtf", "requests_with_gaps")
+    pairs = {name: (getattr(simulated, name), getattr(real, name)) for name in names}
+    return {name: round(a / b, 3) if a is not None and b else None for name, (a, b) in pairs.items()}
 
 
 def to_json(comparisons: Sequence[Comparison]) -> dict[str, object]:
@@ -83,8 +114,9 @@ def to_json(comparisons: Sequence[Comparison]) -> dict[str, object]:
     return {
         "profile": one.profile,
         "longest_seconds": one.longest_seconds,
-        "policies": {run.policy: _rounded(run.real) for run in comparisons},
-        "simulated": {run.policy: _rounded(run.simulated) for run in comparisons},
+        "policies": {run.policy: _rounded(run.real.figures) for run in comparisons},
+        "simulated": {run.policy: _rounded(run.simulated.figures) for run in comparisons},
+        "paced": {run.policy: _rounded(run.paced.figures) for run in comparisons},
         "comparison": {run.policy: run.to_dict() for run in comparisons},
     }
 
@@ -144,9 +176,9 @@ def asked(callers: Sequence[Utterance], spec: ModelSpec, exact: bool = False) ->
 
 
 def unrefusing_config(config: RuntimeConfig, policy: str) -> RuntimeConfig:
-    """The same, with an engine that takes everybody in, as a simulated one does."""
+    """The same, with an engine that takes everybody in, as a simulated one does, and records its steps."""
     limits = unrefusing(Limits())
-    return replace(config, policy=policy, max_wait=limits.max_wait, max_queued=limits.max_queued)
+    return replace(config, policy=policy, max_wait=limits.max_wait, max_queued=limits.max_queued, record=True)
 
 
 def compare(
@@ -155,30 +187,54 @@ def compare(
     """Plays the callers to the engine, which takes as long as they speak. Raises RuntimeError when a request fails, and
     ValueError for a profile without a stage."""
     known, drawn = profile.halves(seed)
-    costs = ProfileCosts(drawn, seed)
-    happened, trace = played(runtime, callers, console)
+    usual = ProfileCosts(profile)
+    happened, trace, ran = played(runtime, callers, console)
+    steps = counted_steps(ran, usual)
     limits = unrefusing(runtime.limits, runtime.spec)
-    simulated = simulate(
-        trace, costs, spec=runtime.spec, limits=limits, profile=known, policy=policy, overhead=profile.overhead
+
+    def simulated(costs: ProfileCosts, overhead: Overhead) -> Simulation:
+        return simulate(trace, costs, spec=runtime.spec, limits=limits, profile=known, policy=policy, overhead=overhead)
+
+    paced = ProfileCosts(profile, pace=pace(ran, usual))
+    runs = (
+        happened,
+        simulated(ProfileCosts(drawn, seed), profile.overhead),
+        simulated(paced, replace(profile.overhead, step=steps.between_ms_mean / 1e3)),
     )
     race = Race(policy, seed=seed, requests=len(trace), trace=trace)
-    real, unreal = (figures([counted(race, run)]) for run in (happened, simulated))
+    real, unreal, at_its_pace = (Outcome(figures([counted(race, run)]), overruns(run)) for run in runs)
     most = max(said.frames for said in trace) * runtime.spec.frame_seconds
-    load, shares = offered(trace, runtime.spec), map(overruns, (happened, simulated))
-    return Comparison(policy, profile.name, round(most, 2), load, trace, real, unreal, *shares)
+    load = offered(trace, runtime.spec)
+    return Comparison(policy, profile.name, round(most, 2), load, trace, real, unreal, at_its_pace, steps)
+
+
+def pace(ran: Sequence[Ran], usual: ProfileCosts) -> Pace:
+    """How fast the machine was from step to step, held against what the profile has for the same ones."""
+    return Pace((step.started_at, step.elapsed, usual.usual(step.stage, step.sequences, step.length)) for step in ran)
+
+
+def counted_steps(ran: Sequence[Ran], usual: ProfileCosts) -> Steps:
+    """Of a run with two steps or more."""
+    ways = sorted(1e3 * seconds for seconds in between(ran))
+    expected = sum(usual.usual(step.stage, step.sequences, step.length) for step in ran)
+    took = sum(step.elapsed for step in ran)
+    p50, p95 = (quantile(ways, share) for share in (0.5, 0.95))
+    return Steps(1e3 * took / len(ran), fmean(ways), p50, p95, expected / took)
 
 
 def played(
     runtime: Runtime, callers: Sequence[Utterance], console: Console
-) -> tuple[Simulation, tuple[Utterance, ...]]:
-    """What happened, and the callers as they really came."""
+) -> tuple[Simulation, tuple[Utterance, ...], list[Ran]]:
+    """What happened, the callers as they really came, and the steps that ran meanwhile, in the script's time."""
     warm_up(runtime)
+    runtime.ran()
     with progress(console) as bar:
         task = bar.add_task("speaking", total=len(callers))
         requests = asked(callers, runtime.spec, exact=runtime.config.random_weights is not None)
         live = Live(runtime, callers, requests, lambda: bar.advance(task))
         happened = live.run()
-    return happened, tuple(live.trace())
+    steps = [replace(step, started_at=step.started_at - live.started_at) for step in runtime.ran()]
+    return happened, tuple(live.trace()), [step for step in steps if step.started_at >= 0]
 
 
 def overruns(run: Simulation) -> float:
@@ -206,11 +262,17 @@ def progress(console: Console) -> Progress:
 
 
 def table(comparison: Comparison) -> Table:
-    """The two, a row each, in the columns of simulate's table."""
+    """The three, a row each, in the columns of simulate's table."""
     callers = f"{comparison.load:.2f} streams at once, of up to {comparison.longest_seconds:.1f} s"
     title = f"{comparison.policy}, {callers}; ms"
-    over = f"{comparison.real_overruns:.1%}; simulated {comparison.simulated_overruns:.1%}"
-    caption = f"Steps that took longer than was predicted: {over}."
-    out = command.table({"real": comparison.real, "simulated": comparison.simulated}, title, caption)
+    rows = {"real": comparison.real, "simulated": comparison.simulated, "at its pace": comparison.paced}
+    over = ", ".join(f"{name} {outcome.overruns:.1%}" for name, outcome in rows.items())
+    steps = comparison.steps
+    caption = (
+        f"At its pace: simulated on a machine that is as fast as this one was from step to step, {steps.pace:.2f} "
+    )
+    caption += f"times as fast as the profile's. A step took {steps.step_ms_mean:.2f} ms, {steps.between_ms_mean:.2f} "
+    caption += f"passed until the next. Steps that took longer than was predicted: {over}."
+    out = command.table({name: outcome.figures for name, outcome in rows.items()}, title, caption)
     out.columns[0].header = ""
     return out

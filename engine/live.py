@@ -143,6 +143,11 @@ class Live:
             frames = max(frames, said.frames)
         return replace(listener.said, frames=frames, text_tokens=end.stats.text_tokens)
 
+    @property
+    def started_at(self) -> float:
+        """The script's instant 0, on the engine's clock."""
+        return self._start
+
     def _now(self) -> float:
         """In the script's time."""
         return self._clock.now() - self._start

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from engine.core import Cancel, Limits, ModelSpec, Output, Playhead, Request, RequestError, Stage, shown
+from engine.recorder import Ran
 
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "breeze-mini"
 
@@ -45,6 +46,8 @@ class RuntimeConfig:
     """Stages that run as captured graphs of fused kernels, on CUDA; the others run op by op. The CPU has no graphs."""
     threads: int | None = None
     """Threads of one operation on the CPU; None lets the device decide."""
+    record: bool = False
+    """Keep a record of all steps, for Runtime.ran: for benches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,13 @@ class Snapshot:
     """The engine's metrics, by name."""
 
     values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Steps that ran since the last of these."""
+
+    ran: tuple[Ran, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,4 +124,4 @@ class Close:
 
 
 ToWorker = Numbered | Cancel | Playhead | Close
-FromWorker = Ready | StartFailed | Snapshot | Output
+FromWorker = Ready | StartFailed | Snapshot | Recorded | Output

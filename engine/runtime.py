@@ -28,8 +28,9 @@ from engine.core import (
     check,
 )
 from engine.link import EngineError, Link
-from engine.messages import FromWorker, Numbered, Ready, RuntimeConfig, Snapshot, StartFailed, packed
+from engine.messages import FromWorker, Numbered, Ready, Recorded, RuntimeConfig, Snapshot, StartFailed, packed
 from engine.playback import AHEAD
+from engine.recorder import Ran
 
 __all__ = ["EngineError", "Runtime", "RuntimeConfig"]
 
@@ -74,6 +75,7 @@ class Runtime:
         """Why no request is taken now, and when one may be again."""
         self._deaths = self._restarts = 0
         self._metrics: Mapping[str, float] = {}
+        self._ran: list[Ran] = []
         self._link = Link(config)
         ready = self._link.ready()
         self._started_at = self._clock.now()
@@ -144,6 +146,12 @@ class Runtime:
             if not isinstance(output, End):
                 self.cancel(request_id)
 
+    def ran(self) -> list[Ran]:
+        """The steps that ran since this was last asked, as far as the engine has told; config.record keeps them."""
+        with self._changed:
+            ran, self._ran = self._ran, []
+        return ran
+
     def snapshot(self) -> Mapping[str, float]:
         """The engine's metrics as it last told them, and how the process itself is doing."""
         with self._changed:
@@ -188,6 +196,10 @@ class Runtime:
         if isinstance(message, Snapshot):
             with self._changed:
                 self._metrics = message.values
+            return
+        if isinstance(message, Recorded):
+            with self._changed:
+                self._ran += message.ran
             return
         assert not isinstance(message, Ready | StartFailed), f"a running engine does not start: {message}"
         with self._changed:

@@ -23,10 +23,11 @@ from engine.clock import Clock, MonotonicClock
 from engine.core import ErrorCode, Event, Output, Refused, RequestError, Submit, shown
 from engine.executor import load
 from engine.loop import run
-from engine.messages import Close, FromWorker, Numbered, Ready, RuntimeConfig, Snapshot, StartFailed, ToWorker
+from engine.messages import Close, FromWorker, Numbered, Ready, Recorded, RuntimeConfig, Snapshot, StartFailed, ToWorker
 from engine.policies import make
 from engine.predictor import Predictor
 from engine.profile import Profile
+from engine.recorder import Recorder
 from engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -74,13 +75,20 @@ class Inbox:
 
 
 class Outbox:
-    """The loop's way out: outputs as they come, the metrics with them once a second and when there is nothing to do.
+    """The loop's way out: outputs as they come, the metrics with them once a second and when there is nothing to do,
+    and before the metrics the steps that a recorder kept.
 
     Only the loop's thread writes into the pipe, so that the inbox is read even while nobody reads the outputs.
     """
 
-    def __init__(self, connection: Connection, snapshot: Callable[[], dict[str, float]], clock: Clock) -> None:
-        self._connection, self._snapshot, self._clock = connection, snapshot, clock
+    def __init__(
+        self,
+        connection: Connection,
+        snapshot: Callable[[], dict[str, float]],
+        clock: Clock,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._connection, self._snapshot, self._clock, self._recorder = connection, snapshot, clock, recorder
         self._told_at = float("-inf")
         self._told: dict[str, float] = {}
 
@@ -90,8 +98,16 @@ class Outbox:
         if self._clock.now() - self._told_at >= SNAPSHOT_SECONDS:
             self.tell()
 
+    def idle(self) -> None:
+        """There is nothing to do."""
+        self.tell()
+        if self._recorder:
+            self._recorder.idle()
+
     def tell(self) -> None:
         """The metrics, if they have changed since they were last told."""
+        if self._recorder and (ran := self._recorder.taken()):
+            self.send(Recorded(ran))
         values = self._snapshot()
         if values != self._told:
             self._told, self._told_at = values, self._clock.now()
@@ -122,13 +138,14 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
         limits = replace(limits, max_wait=config.max_wait, max_queued=max_queued)
         policy = make(config.policy, predictor, limits)
         scheduler = Scheduler(model.spec, limits, predictor, policy, tell if config.explain else None)
-        outbox = Outbox(connection, lambda: scheduler.snapshot(clock.now()) | executor.snapshot(), clock)
-        inbox = Inbox(clock, idle=outbox.tell)
+        recorder = Recorder(executor.run, clock) if config.record else None
+        outbox = Outbox(connection, lambda: scheduler.snapshot(clock.now()) | executor.snapshot(), clock, recorder)
+        inbox = Inbox(clock, idle=outbox.idle)
         gc.collect()
         gc.freeze()
         outbox.send(Ready(model.spec, limits, devices.name(model.device)))
         threading.Thread(target=read, args=(connection, model, inbox), name="engine-inbox", daemon=True).start()
-        run(inbox, scheduler, executor, predictor, clock, outbox.deliver)
+        run(inbox, scheduler, recorder or executor, predictor, clock, outbox.deliver)
 
 
 def prior(config: RuntimeConfig, model: models.Model) -> Profile | None:

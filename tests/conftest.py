@@ -15,6 +15,7 @@ from engine.runtime import Runtime
 
 @pytest.fixture(scope="session")
 def runtime() -> Iterator[Runtime]:
-    """The embedded voice in its own process, as users run it, but nobody is refused on a busy machine."""
-    with Runtime.start(RuntimeConfig(device="cpu", max_wait=inf)) as started:
+    """The embedded voice in its own process, as users run it, but nobody is refused on a busy machine, and its steps
+    are recorded."""
+    with Runtime.start(RuntimeConfig(device="cpu", max_wait=inf, record=True)) as started:
         yield started

@@ -67,7 +67,8 @@ ENGINE = {
     "batch": "core",
     "shapes": "core batch chunking",
     "stages": "core models sampling shapes",
-    "messages": "core",
+    "recorder": "core clock",
+    "messages": "core recorder",
     "options": "core",
     "executor": "core device batch messages models random_weights sampling shapes stages",
 }
@@ -101,6 +102,7 @@ PURE = (
     "contest",
     "capacity",
     "lanes",
+    "recorder",
     "batch",
     "shapes",
     *POLICIES.split(),

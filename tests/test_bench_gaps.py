@@ -16,10 +16,13 @@ from rich.console import Console
 from engine.bench_gaps import (
     SENTENCES,
     Comparison,
+    Outcome,
+    Steps,
     asked,
     compare,
     offered,
     rated_load,
+    ratios,
     script,
     table,
     text,
@@ -247,22 +250,34 @@ ROW = Figures(20, 0, 3, 3, 41.6, 60.0, 80.0, 90.0, 0.25, 1.4, 0.65, 90.0, 0.0)
 
 
 class TestComparison:
-    def test_both_stand_side_by_side(self) -> None:
+    def test_all_stand_side_by_side(self) -> None:
         other = replace(ROW, requests_with_gaps=0, max_extra_buffer_ms=0.0, ttfa_p50_ms=51.0, unheard_seconds=2.1)
-        comparison = Comparison("predictor", "mine", 7.25, 1.5, (Utterance(0.0, 25),), ROW, other, 0.25, 0.0625)
-        assert comparison.ratios() == {
+        paced = replace(ROW, requests_with_gaps=2)
+        outcomes = Outcome(ROW, 0.25), Outcome(other, 0.0625), Outcome(paced, 0.125)
+        steps = Steps(9.5, 0.25, 0.125, 0.5, 0.75)
+        comparison = Comparison("predictor", "mine", 7.25, 1.5, (Utterance(0.0, 25),), *outcomes, steps)
+        assert ratios(other, ROW) == {
             "ttfa_p50_ms": 0.85,
             "ttfa_p95_ms": 1.0,
             "rtf": 1.0,
             "requests_with_gaps": 0.0,
         }
-        assert replace(comparison, real=other, simulated=ROW).ratios()["requests_with_gaps"] is None
+        assert ratios(ROW, other)["requests_with_gaps"] is None
+        data: Any = comparison.to_dict()
+        assert data["simulated_over_real"] == ratios(other, ROW)
+        assert data["paced_over_real"]["requests_with_gaps"] == 0.667
+        assert (data["real_overruns"], data["simulated_overruns"], data["paced_overruns"]) == (0.25, 0.0625, 0.125)
+        assert data["steps"]["between_ms_mean"] == 0.25
         written = io.StringIO()
         Console(file=written, width=80).print(table(comparison))
         lines = [line.split() for line in written.getvalue().splitlines() if line.strip()]
-        assert lines[-3] == ["real", "3", "3", "42", "60", "80", "90", "0.250", "1.4", "65%", "0"]
-        assert lines[-2] == ["simulated", "0", "3", "0", "51", "80", "90", "0.250", "1.4", "65%", "2"]
-        assert " ".join(lines[-1]) == "Steps that took longer than was predicted: 25.0%; simulated 6.2%."
+        rows = {tuple(line[:2]): line for line in lines}
+        assert rows["real", "3"][1:] == ["3", "3", "42", "60", "80", "90", "0.250", "1.4", "65%", "0"]
+        assert rows["simulated", "0"][1:] == ["0", "3", "0", "51", "80", "90", "0.250", "1.4", "65%", "2"]
+        assert rows["at", "its"][2:4] == ["pace", "2"]
+        told = " ".join(word for line in lines for word in line)
+        assert told.endswith("than was predicted: real 25.0%, simulated 6.2%, at its pace 12.5%.")
+        assert "0.75 times as fast as the profile's. A step took 9.50 ms, 0.25 passed until the next." in told
         assert "policy" not in written.getvalue()
 
     def test_where_no_load_is_asked_for_the_profiles_rated_one_is_played(self) -> None:
@@ -274,6 +289,7 @@ class TestComparison:
         config = unrefusing_config(RuntimeConfig(device="cpu", in_process=True), "newest-first")
         assert (config.device, config.in_process, config.policy) == ("cpu", True, "newest-first")
         assert (config.max_wait, config.max_queued) == (inf, 1_000_000)
+        assert config.record
 
     def test_the_real_engine_and_its_simulation_say_the_same_words(
         self, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
@@ -287,14 +303,15 @@ class TestComparison:
         monkeypatch.setattr("engine.bench_gaps.simulate", simulated)
         callers = [Utterance(0.0, 8), Utterance(0.1, 12, follows=0)]
         seen = compare(runtime, callers, "predictor", FAST, 0, Console(quiet=True))
-        assert limits == [replace(runtime.limits, max_queued=1_000_000)], "the engine's own, but for the queue"
+        assert limits == [replace(runtime.limits, max_queued=1_000_000)] * 2, "the engine's own, but for the queue"
         assert (seen.policy, seen.profile) == ("predictor", "fast")
-        assert seen.real.requests == seen.simulated.requests == 2
-        assert seen.real.audio_seconds == pytest.approx(seen.simulated.audio_seconds)
-        assert 1.0 < seen.real.audio_seconds < 6.0
+        real, simulated_, paced = (one.figures for one in (seen.real, seen.simulated, seen.paced))
+        assert real.requests == simulated_.requests == paced.requests == 2
+        assert real.audio_seconds == pytest.approx(simulated_.audio_seconds) == pytest.approx(paced.audio_seconds)
+        assert 1.0 < real.audio_seconds < 6.0
         texts = [request.text for request in asked(callers, runtime.spec)]
         assert [said.text_tokens for said in seen.trace] == [len(words) + 2 for words in texts], "with begin and end"
-        for row in (seen.real, seen.simulated):
+        for row in (real, simulated_, paced):
             assert row.ttfa_p50_ms is not None
             assert row.rtf is not None
             assert 0 < row.ttfa_p50_ms <= (row.ttfa_p95_ms or 0)
@@ -304,5 +321,7 @@ class TestComparison:
         assert data["profile"] == "fast"
         assert list(data["policies"]) == list(data["simulated"]) == ["predictor", "newest-first"]
         assert set(data["comparison"]["predictor"]) >= {"simulated_over_real", "real_load"}
-        assert all(0 <= share < 1 for share in (seen.real_overruns, seen.simulated_overruns))
-        assert data["comparison"]["predictor"]["real_overruns"] == round(seen.real_overruns, 4)
+        assert all(0 <= one.overruns < 1 for one in (seen.real, seen.simulated, seen.paced))
+        assert data["comparison"]["predictor"]["real_overruns"] == round(seen.real.overruns, 4)
+        assert seen.steps.step_ms_mean > seen.steps.between_ms_p50 > 0
+        assert seen.steps.pace < 1, "the profile is of a faster machine"

@@ -22,7 +22,7 @@ def step(stage: Stage, batch: int = 1, length: int = 1) -> Step:
 class TestPace:
     """Usual costs are 1 for a depth step and 3 for the codec's."""
 
-    PACE = Pace(
+    PACE = Pace.of(
         Profile(
             "slow from 4 to 12",
             {DEPTH: (1.0, 2.0, 1.0), CODEC: (3.0, 6.0, 3.0)},
@@ -62,9 +62,24 @@ class TestPace:
     def test_a_step_may_be_longer_than_all_of_it(self) -> None:
         assert self.PACE.seconds(24.0 + 1.0, 3.5) == pytest.approx(32.0 + 1.5)
 
+    def test_between_steps_it_is_as_fast_as_usual(self) -> None:
+        run = Pace([(2.0, 2.0, 1.0), (6.0, 1.0, 2.0)])
+        """Half as fast from 2 to 4, twice as fast from 6 to 7."""
+        assert run.period == 7.0
+        works = ((1.0, 0.5), (1.0, 2.0), (1.0, 4.5), (1.0, 5.5), (2.0, 6.5))
+        assert [run.seconds(*work) for work in works] == pytest.approx([1.0, 2.0, 1.0, 0.75, 1.5])
+
     def test_a_shape_outside_the_order_takes_no_time(self) -> None:
         other = Profile("others", OTHERS | {DEPTH: (1.0, 2.0, 1.0)}, order=(DEPTH,) * 3)
-        assert Pace(other).period == 4.0
+        assert Pace.of(other).period == 4.0
+
+
+class TestAtAGivenPace:
+    def test_steps_take_as_long_as_their_median_would_have_at_that_instant(self) -> None:
+        profile = Profile("mine", OTHERS | {DEPTH: (1.0, 1.0, 9.0), CODEC: (3.0,)})
+        costs = ProfileCosts(profile, seed=4, pace=Pace([(0.0, 10.0, 5.0), (20.0, 1.0, 1.0)]))
+        assert [costs.draw(step(Stage.DEPTH), now) for now in (0.0, 9.0, 12.0)] == pytest.approx([2.0, 1.5, 1.0])
+        assert costs.draw(step(Stage.CODEC, length=4), 0.0) == pytest.approx(6.0)
 
 
 class TestInOrder:
