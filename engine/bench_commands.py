@@ -139,6 +139,15 @@ def stages(args: argparse.Namespace) -> int:
     return 0
 
 
+def start(args: argparse.Namespace) -> int:
+    from engine import bench_start
+
+    done = bench_start.run(runtime_config(args), console)
+    if args.json:
+        write_json(args.json, {**describe(done.device, args.argv), **done.to_dict()})
+    return 0
+
+
 def check_plot(path: Path | None) -> None:
     """Raises what drawing would raise after a long measurement."""
     if path is not None:
@@ -224,6 +233,11 @@ def add_bench_commands(p: argparse.ArgumentParser) -> Commands:
     p = command(kinds, "stages", stages, "time of each stage by shape, beside its floor")
     p.add_argument("--batches", type=positive, nargs="+", metavar="N", help="default: the ladder, up to the slots")
     p.add_argument("--runs", type=positive, default=10, metavar="N", help="of each shape (default: %(default)s)")
+    p.add_argument("--json", metavar="FILE", help=JSON)
+    add_voice_options(p)
+    how = "Three engines, one after the other: nothing is compiled before the first, the second finds what that one "
+    how += "compiled, the third runs everything op by op. A device without graphs (the CPU) has only the last."
+    p = command(kinds, "start", start, "how long an engine takes until it can speak", how)
     p.add_argument("--json", metavar="FILE", help=JSON)
     add_voice_options(p)
     return kinds

@@ -51,6 +51,19 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StartUp:
+    """What an engine did before it was ready, in seconds; it was started, and had imported PyTorch, before that."""
+
+    weights: float
+    """Until they are on the device and every kernel is compiled or found compiled."""
+    graphs: float
+    warm_up: float
+    num_graphs: int
+    graph_bytes: int
+    """Memory that they took."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The voice is loaded and warm."""
 
@@ -58,6 +71,7 @@ class Ready:
     limits: Limits
     device: str
     """What the device calls itself."""
+    start_up: StartUp
 
 
 @dataclass(frozen=True, slots=True)

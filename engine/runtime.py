@@ -28,7 +28,17 @@ from engine.core import (
     check,
 )
 from engine.link import EngineError, Link
-from engine.messages import FromWorker, Numbered, Ready, Recorded, RuntimeConfig, Snapshot, StartFailed, packed
+from engine.messages import (
+    FromWorker,
+    Numbered,
+    Ready,
+    Recorded,
+    RuntimeConfig,
+    Snapshot,
+    StartFailed,
+    StartUp,
+    packed,
+)
 from engine.playback import AHEAD
 from engine.recorder import Ran
 
@@ -82,6 +92,7 @@ class Runtime:
         self.spec: ModelSpec = ready.spec
         self.limits: Limits = ready.limits
         self.device: str = ready.device
+        self.start_up: StartUp = ready.start_up
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
         self._reader.start()
 

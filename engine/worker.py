@@ -11,8 +11,9 @@ import pickle
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from multiprocessing.connection import Connection
 
 from engine import device as devices
@@ -23,12 +24,24 @@ from engine.clock import Clock, MonotonicClock
 from engine.core import ErrorCode, Event, Output, Refused, RequestError, Submit, shown
 from engine.executor import load
 from engine.loop import run
-from engine.messages import Close, FromWorker, Numbered, Ready, Recorded, RuntimeConfig, Snapshot, StartFailed, ToWorker
+from engine.messages import (
+    Close,
+    FromWorker,
+    Numbered,
+    Ready,
+    Recorded,
+    RuntimeConfig,
+    Snapshot,
+    StartFailed,
+    StartUp,
+    ToWorker,
+)
 from engine.policies import make
 from engine.predictor import Predictor
 from engine.profile import Profile
 from engine.recorder import Recorder
 from engine.scheduler import Scheduler
+from engine.shapes import Shape
 
 log = logging.getLogger(__name__)
 
@@ -125,12 +138,20 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
     """The life of an engine: load, say Ready, serve until Close or until the other end is gone."""
     with connection:
         clock = MonotonicClock()
+        marks = [clock.now()]
+
+        def capturing(shapes: Sequence[Shape]) -> Iterable[Shape]:
+            marks.append(clock.now())
+            return watched(shapes)
+
         try:
-            model, executor, limits = load(config, watched)
+            model, executor, limits = load(config, capturing)
+            marks.append(clock.now())
             if executor.memory:
                 tell(summary(executor.memory))
             predictor = Predictor(prior(config, model))
             warm_up(model, executor, limits, clock, predictor)
+            marks.append(clock.now())
         except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: the device's memory is too small
             connection.send(StartFailed(str(error)))
             return
@@ -143,9 +164,15 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
         inbox = Inbox(clock, idle=outbox.idle)
         gc.collect()
         gc.freeze()
-        outbox.send(Ready(model.spec, limits, devices.name(model.device)))
+        outbox.send(Ready(model.spec, limits, devices.name(model.device), start_up(marks, executor.memory)))
         threading.Thread(target=read, args=(connection, model, inbox), name="engine-inbox", daemon=True).start()
         run(inbox, scheduler, recorder or executor, predictor, clock, outbox.deliver)
+
+
+def start_up(marks: Sequence[float], memory: Mapping[Shape, int]) -> StartUp:
+    """From the instants at which the start, the capture of graphs, and the warm-up began, and at which that ended."""
+    weights, graphs, warm = (after - before for before, after in pairwise(marks))
+    return StartUp(weights, graphs, warm, len(memory), sum(memory.values()))
 
 
 def prior(config: RuntimeConfig, model: models.Model) -> Profile | None:

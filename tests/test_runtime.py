@@ -30,7 +30,7 @@ from engine.core import (
     RequestError,
     SamplingParams,
 )
-from engine.messages import Ready, RuntimeConfig
+from engine.messages import Ready, RuntimeConfig, StartUp
 from engine.runtime import EngineError, Runtime
 
 TEXT = "Good morning, how can I help you today?"
@@ -340,7 +340,7 @@ class DyingLink:
         if DyingLink.broken is not None and DyingLink.started > DyingLink.broken:
             raise EngineError("its folder is gone")
         spec = ModelSpec("dying", "none", 24000, 1920, 16, 100, frozenset({Mode.PLAIN}), SamplingParams())
-        return Ready(spec, Limits(), "nothing")
+        return Ready(spec, Limits(), "nothing", StartUp(0.0, 0.0, 0.0, 0, 0))
 
     def receive(self) -> Output:
         raise EOFError
