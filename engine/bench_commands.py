@@ -79,9 +79,13 @@ def gaps_profile(name: str | None, runtime: Runtime) -> Profile:
 def plan(args: argparse.Namespace) -> int:
     from engine import bench_plan
 
-    rows = bench_plan.run(args.streams, args.steps, console)
+    rows, simulated = bench_plan.run(args.streams, args.steps, args.callers, console)
     if args.json:
-        figures = {"rows": [asdict(row) for row in rows], "growth_over_n_log_n": bench_plan.growth(rows)}
+        figures = {
+            "rows": [asdict(row) for row in rows],
+            "growth_over_n_log_n": bench_plan.growth(rows),
+            "simulated": asdict(simulated),
+        }
         write_json(args.json, {**describe("simulated", args.argv), **figures})
     return 0
 
@@ -209,6 +213,9 @@ def add_bench_commands(p: argparse.ArgumentParser) -> Commands:
     )
     p.add_argument("--steps", type=positive, default=2000, metavar="N", help="measured of each (default: %(default)s)")
     p.add_argument("--json", metavar="FILE", help=JSON)
+    p.add_argument(
+        "--callers", type=positive, default=2000, metavar="N", help="of a timed simulation (default: %(default)s)"
+    )
     how = "The same requests, each padded to batches of these shapes: are all codes those of shape 1?"
     p = command(kinds, "determinism", determinism, "codes by the shape of the batch", how)
     p.add_argument("--shapes", type=positive, nargs="+", default=[2, 4, 8], metavar="N", help="default: 2 4 8")

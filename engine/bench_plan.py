@@ -1,4 +1,5 @@
-"""The command `bench plan`: what a step's planning costs, by the number of streams. It runs no model.
+"""The command `bench plan`: what a step's planning costs, by the number of streams, and how long a simulation
+takes. It runs no model.
 
 The scheduler is the one that serves callers; device and listeners are simulated, with the costs of `h200-estimate`. So
 many callers are there at every moment, and all of them generate: whoever was served calls again, nobody is held because
@@ -25,6 +26,7 @@ from rich.table import Table
 
 from engine import estimate, loop
 from engine.clock import Clock, MonotonicClock
+from engine.contest import Race, result
 from engine.core import Chunk, End, Failed, Limits, Output, Step, StepResult
 from engine.costs import ProfileCosts
 from engine.listener import Listener
@@ -49,6 +51,10 @@ RETRY = 0.25
 SPARE = 2.2
 """Times as fast as a device with places for just so many: a place is kept until all was heard, and who only listens
 does not generate. So nearly so many generate while callers are held back."""
+CALLERS, CALLERS_LOAD = 2000, 30.0
+"""Of the one simulation that is timed, and streams at once on average."""
+TARGET_SECONDS = 30.0
+"""What that may take."""
 TARGET_STREAMS, TARGET_US = 64, 200.0
 """What planning may take (p95) with so many."""
 
@@ -77,6 +83,16 @@ class Planning:
     """Planning, commit and observation together."""
     step_us_p95: float
     step_us_p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """How long it takes to simulate so many callers, from the first to the last."""
+
+    requests: int
+    load: float
+    steps: int
+    seconds: float
 
 
 class Stopwatch:
@@ -203,6 +219,14 @@ def planning(streams: int, steps: int, profile: Profile, clock: Clock, admission
     return Planning(streams, admission, active, waiting, len(costs), *figures)
 
 
+def simulating(requests: int, profile: Profile, clock: Clock) -> Simulated:
+    """One run of the Predictor."""
+    race = Race(load=CALLERS_LOAD, requests=requests)
+    started = clock.now()
+    steps = result(race, profile).steps
+    return Simulated(requests, CALLERS_LOAD, steps, round(clock.now() - started, 2))
+
+
 def growth(rows: Sequence[Planning]) -> float | None:
     """How the cost of planning grew from the fewest to the most streams (p50), over how n log n did: at most 1 is no
     worse. None for one number of streams. Of the rows without admission: with it, not all streams are always there."""
@@ -230,8 +254,9 @@ def _n_log_n(few: Planning, many: Planning) -> float:
     return many.streams * log2(many.streams) / (few.streams * log2(few.streams))
 
 
-def run(streams: Sequence[int], steps: int, console: Console) -> list[Planning]:
-    """Two rows for each number of streams, without admission and with it, printed at the end.
+def run(streams: Sequence[int], steps: int, callers: int, console: Console) -> tuple[list[Planning], Simulated]:
+    """Two rows for each number of streams, without admission and with it, printed at the end; then a simulation of so
+    many callers.
 
     Raises ValueError for one stream: it has no n log n."""
     if min(streams) < 2:
@@ -246,7 +271,19 @@ def run(streams: Sequence[int], steps: int, console: Console) -> list[Planning]:
     for row in rows:
         if row.streams == TARGET_STREAMS:
             console.print(against_target(row))
-    return rows
+    with console.status(f"simulating {callers} callers"):
+        simulated = simulating(callers, profile, clock)
+    console.print(simulated_line(simulated))
+    return rows, simulated
+
+
+def simulated_line(simulated: Simulated) -> str:
+    """In words, against the target where it is one of so many."""
+    line = f"{simulated.requests} callers, {simulated.steps} steps, were simulated in {simulated.seconds:.1f} s"
+    if simulated.requests != CALLERS:
+        return line
+    met = "within" if simulated.seconds <= TARGET_SECONDS else "over"
+    return f"{line}, {met} the target of {TARGET_SECONDS:.0f} s"
 
 
 def against_target(row: Planning) -> str:

@@ -7,7 +7,18 @@ import pytest
 from rich.console import Console
 
 from engine import estimate
-from engine.bench_plan import Crowd, Planning, Stopwatch, against_target, growth, growth_line, planning, run
+from engine.bench_plan import (
+    Crowd,
+    Planning,
+    Simulated,
+    Stopwatch,
+    against_target,
+    growth,
+    growth_line,
+    planning,
+    run,
+    simulated_line,
+)
 from engine.clock import MonotonicClock
 from engine.entrance import Entrance
 from engine.simulator import FakeClock
@@ -94,10 +105,19 @@ def test_growth_is_told_in_words() -> None:
 
 def test_rows_and_growth_are_printed() -> None:
     written = io.StringIO()
-    rows = run([4, 2, 4], 20, Console(file=written, width=80))
+    rows, simulated = run([4, 2, 4], 20, 3, Console(file=written, width=80))
     assert [(seen.streams, seen.admission) for seen in rows] == [(2, False), (2, True), (4, False), (4, True)]
     assert "n log n" in written.getvalue()
-    assert "target" not in written.getvalue(), "it is one of 64 streams"
+    assert "target" not in written.getvalue(), "it is one of 64 streams and of 2000 callers"
+    assert (simulated.requests, simulated.load) == (3, 30.0)
+    assert simulated.steps > 100
+    assert f"3 callers, {simulated.steps} steps, were simulated in" in written.getvalue()
     assert "…" not in written.getvalue()
     with pytest.raises(ValueError, match="at least 2, got 1"):
-        run([1, 2], 20, Console(quiet=True))
+        run([1, 2], 20, 3, Console(quiet=True))
+
+
+def test_a_simulation_of_2000_callers_is_told_against_its_target() -> None:
+    line = "2000 callers, 100000 steps, were simulated in 7.1 s, within the target of 30 s"
+    assert simulated_line(Simulated(2000, 30.0, 100_000, 7.1)) == line
+    assert "over the target of 30 s" in simulated_line(Simulated(2000, 30.0, 100_000, 31.0))

@@ -269,11 +269,13 @@ def test_bench_gaps_writes_what_was_real_and_what_was_simulated(
 
 def test_bench_plan_writes_a_row_for_each_number_of_streams(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    assert main(["bench", "plan", "--streams", "2", "4", "--steps", "20", "--json", str(path)]) == 0
+    argv = ["bench", "plan", "--streams", "2", "4", "--steps", "20", "--callers", "2", "--json", str(path)]
+    assert main(argv) == 0
     data = read(path)
     kinds = [(row["streams"], row["admission"], row["steps"]) for row in data["rows"]]
     assert kinds == [(2, False, 20), (2, True, 20), (4, False, 20), (4, True, 20)]
     assert data["growth_over_n_log_n"] > 0
+    assert data["simulated"]["requests"] == 2
 
 
 def test_an_engine_explains_its_decisions_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
