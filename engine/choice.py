@@ -13,6 +13,7 @@ breaks no deadline that would otherwise hold, or else if his own would break.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -23,6 +24,7 @@ from engine.policy import Candidate, Decision
 from engine.predictor import Pace, Predictor
 
 CODEC = Stage.CODEC
+SLACK = attrgetter("slack")
 STAGE_BEFORE = {Stage.DEPTH: Stage.DECODE, Stage.DECODE: Stage.CODEC}
 SAVING = 0.1
 """Share of the time of two separate steps that a shared one must save: it lasts longer than either, and whoever comes
@@ -48,7 +50,7 @@ class Predicted:
         return Choice(self.predictor, self.limits, pace).decide(candidates)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """What one choice is made by."""
 
@@ -57,9 +59,9 @@ class Choice:
     pace: Pace
 
     def decide(self, candidates: Sequence[Candidate]) -> Decision:
-        everyone = sorted(candidates, key=attrgetter("slack"))
-        playing = everyone if everyone[0].slack > -inf else [c for c in everyone if c.slack > -inf]
-        starting = everyone[: len(everyone) - len(playing)]
+        everyone = sorted(candidates, key=SLACK)
+        new = bisect_right(everyone, -inf, key=SLACK)
+        starting, playing = everyone[:new], everyone[new:]
         if not starting:
             leader = self._first(playing)
             batch = self._batch(leader, playing)
@@ -67,7 +69,7 @@ class Choice:
                 return Decision(sooner, f"they can still share the {leader.stage} step of {leader.stream.request_id}")
             return Decision(batch, "the least slack" if leader is playing[0] else "late unless it goes first")
         cost = self._alone(starting[0])
-        urgent = [c for c in playing if c.slack < cost]
+        urgent = playing[: bisect_left(playing, cost, key=SLACK)]
         leader = self._first(urgent) if urgent else starting[0]
         batch = self._batch(leader, urgent + starting + playing[len(urgent) :])
         if _strained(playing) and (sooner := self._sooner(batch, playing)):
@@ -97,7 +99,8 @@ class Choice:
         """The leader and those who join it."""
         stage, length, guided = leader.stage, leader.count, leader.stream.guided
         usual, most, longest_step = (length, guided), self.limits.max_batch[stage], self.limits.max_step_seconds
-        batch, mates = [leader], [c for c in everyone if c.stage is stage and c is not leader and c.joins(leader)]
+        batch, alike = [leader], stage is not CODEC  # below: Candidate.joins, without its calls
+        mates = [c for c in everyone if c.stage is stage and c is not leader and (alike or c.count == length)]
         alone = cost = self._alone(leader)
         time, rest = (self._time(leader, alone, everyone), self._rest(leader)) if mates else (0.0, 0.0)
         for mate in mates:
@@ -128,12 +131,12 @@ class Choice:
 
     def _time(self, leader: Candidate, cost: float, everyone: Sequence[Candidate]) -> float:
         """Seconds that the leader's step may take without breaking a deadline that would hold if it went alone. Who
-        joins has slack that allows for this step."""
-        stage, length, least = leader.stage, leader.count, inf
-        usual, alike = max(cost, self.pace.turn(stage, length)), stage is not CODEC
+        joins has slack that allows for this step. Those who play are in order of slack."""
+        usual, least = max(cost, self.pace.turn(leader.stage, leader.count)), inf
         for c in everyone:
-            joins = c.stage is stage and (alike or c.count == length)  # Candidate.joins, without its call
-            time = c.slack + usual if joins and not c.optional else c.slack
+            if c.slack >= least:
+                break
+            time = c.slack + usual if not c.optional and c.joins(leader) else c.slack
             if cost < time < least:
                 least = time
         return least
@@ -143,16 +146,21 @@ class Choice:
         nobody."""
         stage = waiting[0].stage
         room, before = self.limits.max_batch[stage] - len(waiting), STAGE_BEFORE.get(stage)
+        if before is None or not room:
+            return None
         behind = next((c for c in playing if c.stage is before and c.stream.reason is None), None)
-        if behind is None or not room:
+        if behind is None:
             return None
         first = self._batch(behind, playing)[:room]
-        some, others = (any(c.stream.guided for c in rows) for rows in (waiting, first))
+        some, others = True in [c.stream.guided for c in waiting], True in [c.stream.guided for c in first]
         together = self._cost(stage, len(waiting) + len(first), some or others)
         apart = self._cost(stage, len(waiting), some) + self._cost(stage, len(first), others)
-        sooner = self._cost(first[0].stage, len(first), others, max(c.count for c in first))
-        usual = max(self.pace.turn(stage, 1), together)
-        slack = min(c.slack + usual if c.stage is stage else c.slack for c in playing)
+        sooner = self._cost(first[0].stage, len(first), others, max([c.count for c in first]))
+        usual, slack = max(self.pace.turn(stage, 1), together), inf
+        for c in playing:
+            if c.slack >= slack:
+                break
+            slack = min(slack, c.slack + usual if c.stage is stage else c.slack)
         fits = together <= self.limits.max_step_seconds and sooner + together <= slack
         return first if fits and _pays(together, apart) else None
 

@@ -41,24 +41,17 @@ def seconds(size: int, pending: int, frame: float, codec: Mapping[int, float]) -
     return max(0, size - pending) * frame + codec[size]
 
 
-def sendable(pending: int, wanted: int, time_left: float, frame: float, codec: Mapping[int, float]) -> int:
-    """How many of the pending frames (at least 1) to send now, at most `wanted`; 0 means: make more frames first.
-
-    That is so as long as the next ladder size, up to `wanted`, can be finished within time_left seconds.
-    """
+@cache
+def steps(pending: int, wanted: int) -> tuple[int, int]:
+    """The chunk of up to `wanted` frames that the pending ones (at least 1) fill, and the next larger one: 0 if it has
+    `wanted` already. Who has the time for the larger one makes more frames first."""
     size = fitting(pending, wanted)
-    larger = 2 * size
-    if larger <= wanted and (larger - pending) * frame + codec[larger] <= time_left:
-        return 0
-    return size
-
-
-def whole(pending: int, wanted: int, time_left: float, frame: float, codec: Mapping[int, float]) -> int:
-    """The same for whoever sends no chunk in part, however late it is."""
-    return wanted if pending >= wanted else 0
+    return size, 2 * size if 2 * size <= wanted else 0
 
 
 def expected(pending: int, wanted: int, time_left: float, frame: float, codec: Mapping[int, float]) -> int:
     """The size that the next chunk will have: the largest up to `wanted` that fits into time_left, at least 1."""
-    sizes = (size for size in reversed(LADDER) if size <= wanted)
-    return next((size for size in sizes if seconds(size, pending, frame, codec) <= time_left), 1)
+    for size in reversed(LADDER):
+        if size <= wanted and seconds(size, pending, frame, codec) <= time_left:
+            return size
+    return 1

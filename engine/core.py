@@ -9,66 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
-from reprlib import repr as short
 
 import numpy as np
 from numpy.typing import NDArray
+
+from engine.checks import LARGEST_ID, check, check_id, check_range, is_whole
 
 PCM = NDArray[np.int16]
 """Mono samples at ModelSpec.sample_rate, shape [samples]."""
 Codes = NDArray[np.int16]
 """Codec ids, shape [frames, codebooks]."""
 
-
-LARGEST_ID = 2**63 - 1
-"""Of whole numbers that are names: request ids, epochs, seeds."""
 MOST_SAMPLES = 2**53
 """Of one request's audio that can have been played: more no float counts exactly."""
 MOST_SECONDS = 1e15
 """Of an instant or a duration that anybody tells: beyond, a float has no fractions of a second."""
-
-
-class RequestError(ValueError):
-    """A request that cannot be served: says what was expected, what came, and what to do."""
-
-
-def shown(value: object) -> str:
-    """The value, for a message: short, and whatever it is."""
-    try:
-        return short(value)
-    except Exception:  # an integer of more digits than Python prints, or a repr that fails
-        return f"a value of type {type(value).__name__} that cannot be shown"
-
-
-def is_whole(value: object) -> bool:
-    """Whether it is a whole number; true and false are none."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> bool:
-    """Whether it is a number, if only infinity or NaN."""
-    return isinstance(value, float) or is_whole(value)
-
-
-def check(holds: bool, name: str, expected: str, got: object) -> None:
-    """Raises RequestError unless it holds."""
-    if not holds:
-        raise RequestError(f"{name} must be {expected}, got {shown(got)}")
-
-
-def check_range(name: str, value: object, low: float, high: float) -> None:
-    """Raises RequestError unless it is a number in that range, and a whole one where the range's ends are."""
-    if is_whole(low):
-        check(is_whole(value), name, "a whole number", value)
-    else:
-        check(is_number(value), name, "a number", value)
-    if not low <= value <= high:  # type: ignore[operator]  # it is a number; also false for NaN
-        raise RequestError(f"{name} must be from {low} to {high}, got {shown(value)}")
-
-
-def check_id(name: str, value: object) -> None:
-    """Raises RequestError unless it may name something."""
-    check_range(name, value, 0, LARGEST_ID)
 
 
 class Stage(StrEnum):
@@ -311,9 +266,9 @@ class Admission:
     """Page ids, one tuple for each of the prompt's rows, enough for prompt and frames."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would take 0.6 us more for each row of each step
 class Row:
-    """One request's part of a step.
+    """One request's part of a step; nobody changes it.
 
     start and count are positions in the prompt for PREFILL, frame indices for DECODE (the frame that is fed back),
     DEPTH (the frame that is made) and CODEC (the frames that become audio); TEXT has 0 and its token count.
@@ -330,31 +285,34 @@ class Row:
     """TEXT only."""
 
 
+DOUBLED = frozenset({Stage.PREFILL, Stage.DECODE, Stage.DEPTH})
+"""Stages that run two sequences for each request with guidance."""
+
+
 def num_sequences(stage: Stage, requests: int, guided: bool) -> int:
     """Sequences that a step runs: if any of its requests is guided, backbone and depth decoder run two for each."""
-    return 2 * requests if guided and stage in (Stage.PREFILL, Stage.DECODE, Stage.DEPTH) else requests
+    return 2 * requests if guided and stage in DOUBLED else requests
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
-    """One unit of device work: one stage for some requests. All rows of a CODEC step have the same count."""
+    """One unit of device work, of at least one row: one stage for some requests. All rows of a CODEC step have the same
+    count. Nobody changes it, so that what its cost depends on is found once, and not by everyone who asks."""
 
     stage: Stage
     rows: tuple[Row, ...]
+    sequences: int = field(init=False, repr=False, compare=False)
+    length: int = field(init=False, repr=False, compare=False)
+    """The longest row: tokens for TEXT and PREFILL, frames for CODEC, 1 elsewhere."""
+
+    def __post_init__(self) -> None:
+        guided = True in [len(row.slots) > 1 for row in self.rows]
+        self.sequences = num_sequences(self.stage, len(self.rows), guided)
+        self.length = max([row.count for row in self.rows])
 
     @property
     def batch(self) -> int:
         return len(self.rows)
-
-    @property
-    def sequences(self) -> int:
-        """What the step's cost depends on, beside its length."""
-        return num_sequences(self.stage, len(self.rows), any(len(row.slots) > 1 for row in self.rows))
-
-    @property
-    def length(self) -> int:
-        """The longest row: tokens for TEXT and PREFILL, frames for CODEC, 1 elsewhere."""
-        return max(row.count for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)

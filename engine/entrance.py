@@ -140,6 +140,8 @@ class Entrance:
         if not self._queue:
             return entered
         self._room.expire(now)
+        if not self._slots.num_free:
+            return entered  # no need to know who is first in line
         held = False
         for stream in self._line(now):
             held = held or self._holds_back(stream)

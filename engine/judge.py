@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil, inf
 
 from engine import chunking
-from engine.chunking import fitting, goal
+from engine.chunking import fitting, goal, steps
 from engine.core import Limits, Stage, num_sequences
 from engine.policy import Candidate, Policy
 from engine.predictor import Predictor, bucket
@@ -23,37 +23,45 @@ class Judge:
     def __init__(self, predictor: Predictor, limits: Limits, policy: Policy, max_lead: float) -> None:
         self._predictor, self._limits, self._max_lead = predictor, limits, max_lead
         self._first_chunk = policy.first_chunk
-        self._sendable = chunking.sendable if policy.paced else chunking.whole
+        self._in_part = policy.paced
         self._parts = {guided: self._part(guided) for guided in (False, True)}
         """By what is known now and not later: how a prompt is parted may change the last bit of what is computed, and
         a request's codes must not depend on the load."""
         self.pace = predictor.pace(1, limits)
         """Of the streams that were judged last."""
 
-    def judge(self, streams: Sequence[Stream], now: float) -> list[Candidate]:
-        """What each of them needs, and its slack, if all of them share the device."""
-        guided = any(stream.guided for stream in streams)
-        self.pace = pace = self._predictor.pace(len(streams), self._limits, guided)
+    def judge(self, candidates: Sequence[Candidate], now: float) -> None:
+        """Write into each what its stream needs, and its slack, if all of them share the device. This is most of
+        planning, so no call is made that can be spared."""
+        guided = True in [candidate.stream.guided for candidate in candidates]
+        self.pace = pace = self._predictor.pace(len(candidates), self._limits, guided)
         margin, most, frame, codec = pace.margin, pace.largest, pace.frame, pace.codec
-        first, least, sendable, candidates = self._first_chunk, frame + codec[1], self._sendable, list[Candidate]()
-        for stream in streams:  # no calls that can be spared: this is the larger part of planning
-            left = stream.playback.left(now) - margin if stream.sent or stream.continues else -inf
-            pending = stream.made - stream.sent
-            if pending:
-                if stream.reason is not None:
-                    size = fitting(pending, most)
+        first, least, in_part = self._first_chunk, frame + codec[1], self._in_part
+        for candidate in candidates:
+            stream, left = candidate.stream, -inf
+            sent = stream.sent
+            if sent or stream.continues:
+                playback = stream.playback
+                clock = playback.clock
+                if clock.still is None and clock.origin is not None:  # Playback.left
+                    left = clock.origin + (playback.offset + playback.delivered) - clock.jitter - now - margin
                 else:
-                    size = sendable(pending, goal(stream.chunks, most, first), left, frame, codec)
-                if size:
-                    candidates.append(Candidate(stream, CODEC, size, left - codec[size]))
-                else:  # they could be sent instead
-                    slack = left - codec[fitting(pending, most)]
-                    candidates.append(Candidate(stream, stream.stage, 1, slack, True))
-            elif stream.prefilled < stream.prompt_length:
-                candidates.append(self._opening(stream, left - least))
-            else:
-                candidates.append(Candidate(stream, stream.stage, 1, left - least))
-        return candidates
+                    left = playback.left(now) - margin
+            pending = stream.made - sent
+            candidate.stage, candidate.count, candidate.optional = stream.stage, 1, False
+            if not pending:
+                candidate.slack = left - least
+                if stream.prefilled < stream.prompt_length:
+                    self._open(candidate)
+                continue
+            size = fitting(pending, most)
+            if stream.reason is None:
+                ready, larger = steps(pending, goal(stream.chunks, most, first))
+                if larger and (not in_part or (larger - pending) * frame + codec[larger] <= left):  # chunking.seconds
+                    candidate.optional, candidate.slack = True, left - codec[size]  # they could be sent instead
+                    continue
+                size = ready
+            candidate.stage, candidate.count, candidate.slack = CODEC, size, left - codec[size]
 
     def _wanted(self, stream: Stream) -> int:
         """Frames that its next chunk should have."""
@@ -66,15 +74,17 @@ class Judge:
         wanted = {stream.request_id: self._wanted(stream) for stream in chunks}
         return {number: frames for number, frames in wanted.items() if sizes[number] < frames}
 
-    def _opening(self, stream: Stream, left: float) -> Candidate:
-        """Its prompt is not in yet: `left` is what there is time for, without that."""
+    def _open(self, candidate: Candidate) -> None:
+        """The same for one whose prompt is not in yet: its slack is without that."""
+        stream = candidate.stream
         missing, part = stream.prompt_length - stream.prefilled, self._parts[stream.guided]
         count = min(missing, part)
         seconds = ceil(missing / part) * self._prefill_cost(count, stream.guided)
         if stream.stage is TEXT:
             count = stream.text_tokens
             seconds += self._predictor.cost(TEXT, 1, count)
-        return Candidate(stream, stream.stage, count, left - seconds)
+        candidate.count = count
+        candidate.slack -= seconds
 
     def _part(self, guided: bool) -> int:
         """Prompt positions that one prefill step has time for."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from engine.core import Cancel, Limits, ModelSpec, Output, Playhead, Request, RequestError, Stage, shown
+from engine.checks import RequestError, shown
+from engine.core import Cancel, Limits, ModelSpec, Output, Playhead, Request, Stage
 from engine.recorder import Ran
 
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "breeze-mini"

@@ -5,7 +5,7 @@ Kept by one thread: whoever reads from another takes a snapshot there.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Sequence
 from enum import StrEnum
@@ -87,7 +87,7 @@ class Window:
 
     def add(self, value: float) -> None:
         if len(self._latest) == self._latest.maxlen:
-            self._ordered.remove(self._latest[0])
+            del self._ordered[bisect_left(self._ordered, self._latest[0])]
         self._latest.append(value)
         insort(self._ordered, value)
         self.count += 1

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from math import inf
 from typing import TypeVar
 
-from engine.core import RequestError, SamplingParams
+from engine.checks import RequestError
+from engine.core import SamplingParams
 
 MOST = 1_000_000
 """Of whatever is counted, and of seconds: more is a slip of the keyboard."""

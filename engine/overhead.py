@@ -13,8 +13,9 @@ from statistics import median
 from rich.console import Console
 from rich.progress import track
 
+from engine.checks import RequestError
 from engine.clock import MonotonicClock
-from engine.core import ErrorCode, Failed, Finished, Request, RequestError, RequestStats
+from engine.core import ErrorCode, Failed, Finished, Request, RequestStats
 from engine.profile import NO_OVERHEAD, Overhead
 from engine.runtime import Runtime
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 
 class PageAllocator:
@@ -21,13 +21,15 @@ class PageAllocator:
         """`count` ids, or None when fewer are free (then nothing is taken)."""
         if count > len(self._free):
             return None
-        pages = tuple(self._free.pop() for _ in range(count))
+        left = len(self._free) - count
+        pages = tuple(reversed(self._free[left:]))
+        del self._free[left:]
         self._taken.update(pages)
         return pages
 
-    def free(self, pages: Iterable[int]) -> None:
+    def free(self, pages: Sequence[int]) -> None:
         """Take ids back. Each must be taken now: a page freed twice would soon serve two streams."""
-        for page in pages:
-            assert page in self._taken, f"page {page} is not taken, cannot be freed"
-            self._taken.remove(page)
-            self._free.append(page)
+        taken = len(self._taken)
+        self._taken.difference_update(pages)
+        assert taken - len(self._taken) == len(pages), f"some of these are not taken, cannot be freed: {pages}"
+        self._free.extend(pages)

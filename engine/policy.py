@@ -26,7 +26,8 @@ Waits = tuple[Stream, str]
 
 @dataclass(slots=True)
 class Candidate:
-    """A stream with the step that it needs next."""
+    """An admitted stream with the step that it needs next. It is written anew at each plan: to make as many anew takes
+    longer than to judge them."""
 
     stream: Stream
     stage: Stage
@@ -43,7 +44,7 @@ class Candidate:
         return self.stage is leader.stage and (self.stage is not CODEC or self.count == leader.count)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
     """The rows of the next step, or none and the instant until which the device is left idle for batch-mates."""
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import ceil
+from math import ceil, inf
 from types import MappingProxyType
 
 from engine.chunking import LADDER, largest
@@ -86,6 +86,12 @@ class Curve:
         self._ratios[batch] = ratio
         return ratio != known
 
+    def shaped_by(self, batch: int) -> tuple[int, float]:
+        """Between which batch sizes costs depend on the ratio at this known one: its neighbours, if it has any."""
+        index = bisect_left(self._batches, batch)
+        low = self._batches[index - 1] if index else 0
+        return low, self._batches[index + 1] if index + 1 < len(self._batches) else inf
+
     def remove(self, batch: int) -> None:
         self._batches.remove(batch)
         del self._ratios[batch]
@@ -107,14 +113,17 @@ class Layer:
     def __init__(self, below: Callable[[Stage, int, int], float]) -> None:
         self._below = below
         self._curves: dict[Stage, dict[int, Curve]] = {stage: {} for stage in Stage}
-        self._costs: dict[Stage, dict[tuple[int, int], float]] = {stage: {} for stage in Stage}
-        """Those asked for since the stage last changed."""
+        self._costs: dict[Stage, dict[int, dict[int, float]]] = {stage: {} for stage in Stage}
+        """By batch and length, those asked for since they last changed: a plan asks for dozens, a step changes few."""
 
     def set(self, stage: Stage, batch: int, length: int, ratio: float) -> bool:
         """At this point costs are `ratio` times what is below. Whether that is news."""
-        news = self._curves[stage].setdefault(bucket(length), Curve()).set(batch, ratio)
+        curve, costs = self._curves[stage].setdefault(bucket(length), Curve()), self._costs[stage]
+        news = curve.set(batch, ratio)
         if news:
-            self._costs[stage].clear()
+            low, high = curve.shaped_by(batch)
+            for size in [size for size in costs if low < size < high]:
+                del costs[size]
         return news
 
     def remove(self, stage: Stage, batch: int, length: int) -> None:
@@ -125,10 +134,12 @@ class Layer:
         self._costs[stage].clear()
 
     def cost(self, stage: Stage, batch: int, length: int) -> float:
-        costs = self._costs[stage]
-        known = costs.get((batch, length))
+        costs = self._costs[stage].get(batch)
+        if costs is None:
+            costs = self._costs[stage][batch] = {}
+        known = costs.get(length)
         if known is None:
-            known = costs[batch, length] = self._cost(stage, batch, length)
+            known = costs[length] = self._cost(stage, batch, length)
         return known
 
     def _cost(self, stage: Stage, batch: int, length: int) -> float:

@@ -14,7 +14,8 @@ from math import inf
 from random import Random
 from typing import Any
 
-from engine.core import Limits, Stage, is_number, shown
+from engine.checks import is_number, shown
+from engine.core import Limits, Stage
 
 CostKey = tuple[Stage, int, int]
 """Stage, sequences, length as Step has them."""
@@ -69,7 +70,7 @@ class Profile:
     order: tuple[CostKey, ...] = ()
     """The shape of each step, in the order in which they were measured, back to back; empty: nobody knows."""
     rated_load: float | None = None
-    """Mean number of streams at once up to which the Predictor leaves no gap: its capacity (engine.capacity)."""
+    """Mean number of streams at once up to which the Predictor leaves no gap, on slow devices, too: engine.capacity."""
 
     tokens_per_char: float = 1.0
     """Of text: what the voice's tokenizer makes of it."""

@@ -59,6 +59,8 @@ class Room:
         self._places: dict[Place, None] = {}
         self._guided = 0
         """Places with guidance."""
+        self._next_at = inf
+        """No place is free before that, unless a listener moves: kept, since a plan has no time to look at each."""
         self._holding = FIRST_HOLDING
         self._opening = sum(predictor.mean(stage, 1, TOKENS) for stage in OPENING)
         """Seconds of device time for a prompt."""
@@ -91,11 +93,22 @@ class Room:
         place.playback = playback
         if playback is None or not playback.clock.known:
             self._free(place, now)
+        else:
+            self._next_at = min(self._next_at, place.ends_at(now))
+
+    def moved(self) -> None:
+        """A listener says anew where he stands in what was made: his place may be free sooner."""
+        self._next_at = -inf
 
     def expire(self, now: float) -> None:
         """Free the places of those whose reply was heard."""
-        for place in [p for p in self._places if p.playback is not None and p.ends_at(now) <= now]:
-            self._free(place, place.ends_at(now) - GRACE)
+        if now < self._next_at:
+            return
+        ends = [(place.ends_at(now), place) for place in self._places if place.playback is not None]
+        for at, place in ends:
+            if at <= now:
+                self._free(place, at - GRACE)
+        self._next_at = min([at for at, _ in ends if at > now], default=inf)
 
     def next_end(self, now: float) -> float:
         """When the next place is free if nothing more is said; infinite if none is."""

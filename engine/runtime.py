@@ -12,21 +12,9 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from engine.checks import RequestError, check
 from engine.clock import Clock, MonotonicClock
-from engine.core import (
-    Cancel,
-    Chunk,
-    End,
-    ErrorCode,
-    Failed,
-    Limits,
-    ModelSpec,
-    Output,
-    Playhead,
-    Request,
-    RequestError,
-    check,
-)
+from engine.core import Cancel, Chunk, End, ErrorCode, Failed, Limits, ModelSpec, Output, Playhead, Request
 from engine.link import EngineError, Link
 from engine.messages import (
     FromWorker,

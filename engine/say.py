@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from engine.core import Chunk, End, Failed, Finished, FinishReason, Request, RequestError, RequestStats
+from engine.checks import RequestError
+from engine.core import Chunk, End, Failed, Finished, FinishReason, Request, RequestStats
 from engine.runtime import Runtime
 from engine.wav import WavWriter
 

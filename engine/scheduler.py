@@ -42,13 +42,15 @@ from engine.predictor import Predictor
 from engine.room import Room
 from engine.stream import Stream
 
+CODEC = Stage.CODEC
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Flight:
     """The step that runs now."""
 
     step: Step
-    streams: tuple[Stream, ...]
+    rows: Sequence[Candidate]
     mean: float
     cost: float
     """Seconds that it was expected to take, on average and at most."""
@@ -75,7 +77,7 @@ class Scheduler:
         self._judge = Judge(predictor, limits, self._policy, self._max_lead)
         self._room = Room(predictor, limits, spec.frame_seconds)
         self._entrance = Entrance(limits, self._room, self.metrics, self._max_lead)
-        self._admitted: dict[int, Stream] = {}
+        self._admitted: dict[int, Candidate] = {}
         self._leaving: list[Stream] = []
         self._in_flight: Flight | None = None
         self._wake_at: float | None = None
@@ -121,31 +123,34 @@ class Scheduler:
             if self._explain and waits:
                 self._explain(explained(Decision((), "nobody may run", self._wake_at or inf), (), now, waits))
             return None
-        candidates = self._judge.judge(running, now)
-        late = [c.slack for c in candidates if -inf < c.slack < 0]
+        self._judge.judge(running, now)
+        late = [c.slack for c in running if 0 > c.slack > -inf]
         self._entrance.strain = -min(late) if late else 0.0
-        decision = self._policy.decide(candidates, self._judge.pace, now)
+        decision = self._policy.decide(running, self._judge.pace, now)
         if self._explain is not None:
-            self._explain(explained(decision, candidates, now, waits, self._judge.goals(candidates)))
+            self._explain(explained(decision, running, now, waits, self._judge.goals(running)))
         if not decision.rows:
             self._wake_at = decision.wait_until
             return None
         return self._begin(decision.rows)
 
-    def _running(self, now: float) -> list[Stream]:
-        lead = self._max_lead
-        return [s for s in self._admitted.values() if s.made > s.sent or now >= s.due_at(lead)]
+    def _running(self, now: float) -> list[Candidate]:
+        lead, admitted = self._max_lead, self._admitted.values()
+        if lead == inf:  # nobody is held
+            return list(admitted)
+        return [c for c in admitted if (s := c.stream).made > s.sent or now >= s.due_at(lead)]
 
-    def _waits(self, running: Sequence[Stream], now: float) -> list[Waits]:
+    def _waits(self, running: Sequence[Candidate], now: float) -> list[Waits]:
         """Who is not run, and why, for an explanation."""
-        held = [(stream, early(stream, self._max_lead)) for stream in self._admitted.values() if stream not in running]
-        return [*self._entrance.waits(now), *held]
+        runs = {id(candidate) for candidate in running}
+        held = [candidate.stream for candidate in self._admitted.values() if id(candidate) not in runs]
+        return [*self._entrance.waits(now), *((stream, early(stream, self._max_lead)) for stream in held)]
 
     def _begin(self, rows: Sequence[Candidate]) -> Step:
-        step = Step(rows[0].stage, tuple(c.stream.row(c.stage, c.count) for c in rows))
+        step = Step(rows[0].stage, tuple([c.stream.row(c.stage, c.count) for c in rows]))
         shape = step.stage, step.sequences, step.length
         expected = self._predictor.mean(*shape), self._predictor.cost(*shape)
-        self._in_flight = Flight(step, tuple(c.stream for c in rows), *expected)
+        self._in_flight = Flight(step, rows, *expected)
         return step
 
     def commit(self, step: Step, result: StepResult, now: float, elapsed: float) -> list[Output]:
@@ -156,11 +161,18 @@ class Scheduler:
         self._in_flight = None
         self._observe(flight, elapsed)
         outputs: list[Output] = []
-        for index, (stream, row) in enumerate(zip(flight.streams, step.rows, strict=True)):
-            if self._admitted.get(row.request_id) is stream:
-                stream.stage_seconds[step.stage] += elapsed / step.batch
-                stream.served_at = now
-                outputs += self._advance(stream, step.stage, row, result, index, now)
+        stage, share, ended = step.stage, elapsed / step.batch, result.ended or (False,) * step.batch
+        for index, (candidate, row) in enumerate(zip(flight.rows, step.rows, strict=True)):
+            if self._admitted.get(row.request_id) is not candidate:
+                continue
+            stream = candidate.stream
+            stream.stage_seconds[stage] += share
+            stream.served_at = now
+            stream.advance(stage, row, ended[index])
+            if stage is CODEC:
+                outputs.append(self._chunk(stream, row, result, index, now))
+            if stream.reason is not None and not stream.pending:
+                outputs += self._end(stream, stream.reason, now)
         return outputs
 
     def _observe(self, flight: Flight, elapsed: float) -> None:
@@ -187,17 +199,17 @@ class Scheduler:
         self.metrics.count(Count.REFUSED)
         return [refusal]
 
-    def _admit(self, now: float) -> list[Stream]:
+    def _admit(self, now: float) -> list[Candidate]:
         """Let in those who can start."""
-        entered = self._entrance.admit(now)
-        for stream in entered:
-            self._admitted[stream.request_id] = stream
-            self.metrics.observe(Measure.QUEUED, now - stream.submitted_at)
+        entered = [Candidate(stream, stream.stage, 1, -inf) for stream in self._entrance.admit(now)]
+        for candidate in entered:
+            self._admitted[candidate.stream.request_id] = candidate
+            self.metrics.observe(Measure.QUEUED, now - candidate.stream.submitted_at)
         return entered
 
     def _next_due(self, now: float) -> float | None:
         """When the first of those that are held goes on by itself, or a reply's place is free."""
-        streams = (*self._admitted.values(), *self._entrance.streams)
+        streams = (*(candidate.stream for candidate in self._admitted.values()), *self._entrance.streams)
         due = [stream.due_at(self._max_lead) for stream in streams]
         if self._limits.max_wait < inf:
             self._room.expire(now)
@@ -205,17 +217,6 @@ class Scheduler:
         return min((at for at in due if now < at < inf), default=None)
 
     # Results
-
-    def _advance(
-        self, stream: Stream, stage: Stage, row: Row, result: StepResult, index: int, now: float
-    ) -> list[Output]:
-        stream.advance(stage, row, bool(result.ended) and result.ended[index])
-        outputs: list[Output] = []
-        if stage is Stage.CODEC:
-            outputs.append(self._chunk(stream, row, result, index, now))
-        if stream.reason is not None and not stream.pending:
-            outputs += self._end(stream, stream.reason, now)
-        return outputs
 
     def _chunk(self, stream: Stream, row: Row, result: StepResult, index: int, now: float) -> Chunk:
         self._measure(stream, row, now)
@@ -246,7 +247,7 @@ class Scheduler:
         stream.reason, stats = reason, stream.stats(now)
         cancelled = reason is FinishReason.CANCELLED
         if not self._entrance.remove(stream):
-            self._leaving.append(self._admitted.pop(stream.request_id))
+            self._leaving.append(self._admitted.pop(stream.request_id).stream)
         if not cancelled:
             self._room.learn(stats)
         self.metrics.count(Count.CANCELLED if cancelled else Count.FINISHED)
@@ -262,7 +263,8 @@ class Scheduler:
         self._leaving.clear()
 
     def _find(self, request_id: int) -> Stream | None:
-        return self._admitted.get(request_id) or self._entrance.find(request_id)
+        candidate = self._admitted.get(request_id)
+        return self._entrance.find(request_id) if candidate is None else candidate.stream
 
     def _move(self, playhead: Playhead, now: float) -> None:
         """The listener's own word on where it stands, in an utterance that lives or has ended."""
@@ -271,3 +273,5 @@ class Scheduler:
         if playback is not None:
             played = min(playhead.played_samples / self._spec.sample_rate, playback.delivered)
             playback.clock.move(playback.offset + played, playhead.at, playhead.running, playhead.jitter, now)
+            if stream is None:
+                self._room.moved()

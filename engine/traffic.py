@@ -10,7 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from engine.core import Mode, ModelSpec, Prompt, PromptRow, SamplingParams, Submit, TextSegment, is_number
+from engine.checks import is_number
+from engine.core import Mode, ModelSpec, Prompt, PromptRow, SamplingParams, Submit, TextSegment
 
 SPEC = ModelSpec(
     name="simulated",

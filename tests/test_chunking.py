@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from engine.chunking import LADDER, expected, fitting, goal, largest, seconds, sendable
+from engine.chunking import LADDER, expected, fitting, goal, largest, seconds, steps
 
 CODEC = {1: 0.010, 2: 0.012, 4: 0.016, 8: 0.024, 16: 0.040}
 FRAME = 0.020
@@ -35,8 +35,7 @@ def test_a_partial_chunk_is_the_largest_ladder_size_that_is_filled(frames: int, 
 def test_no_chunk_is_larger_than_the_largest() -> None:
     assert [goal(chunks, 4) for chunks in range(5)] == [1, 2, 4, 4, 4]
     assert [fitting(frames, 4) for frames in (1, 3, 4, 16, 99)] == [1, 2, 4, 4, 4]
-    assert sendable(16, 4, 9.0, FRAME, CODEC) == 4
-    assert sendable(16, 4, -1.0, FRAME, CODEC) == 4
+    assert steps(16, 4) == (4, 0)
 
 
 def test_chunks_grow_as_far_as_one_step_may_take() -> None:
@@ -63,18 +62,13 @@ def test_work_is_missing_frames_and_the_codec() -> None:
     assert seconds(4, 5, FRAME, CODEC) == pytest.approx(0.016)
 
 
-def test_a_full_chunk_is_sent_however_much_time_there_is() -> None:
-    assert sendable(4, 4, 9.0, FRAME, CODEC) == 4
+def test_nothing_is_waited_for_beyond_a_full_chunk() -> None:
+    assert [steps(pending, 4) for pending in (4, 5, 16)] == [(4, 0)] * 3
+    assert steps(1, 1) == (1, 0)
 
 
-def test_with_time_for_the_next_size_more_frames_are_made() -> None:
-    assert sendable(2, 4, 2 * 0.020 + 0.016 + 0.001, FRAME, CODEC) == 0
-
-
-def test_without_time_for_the_next_size_what_exists_is_sent() -> None:
-    assert sendable(2, 4, 2 * 0.020 + 0.016 - 0.001, FRAME, CODEC) == 2
-    assert sendable(3, 4, 0.020 + 0.016 - 0.001, FRAME, CODEC) == 2
-    assert sendable(1, 16, -1.0, FRAME, CODEC) == 1
+def test_between_what_exists_and_a_full_chunk_is_the_next_size() -> None:
+    assert [steps(pending, 16) for pending in (1, 2, 3, 7, 8, 15)] == [(1, 2), (2, 4), (2, 4), (4, 8), (8, 16), (8, 16)]
 
 
 @pytest.mark.parametrize(("time_left", "size"), [(1.0, 16), (0.350, 8), (0.2, 8), (0.1, 4), (0.05, 1), (-1.0, 1)])
@@ -86,17 +80,11 @@ def test_the_expected_chunk_does_not_exceed_the_goal() -> None:
     assert [expected(0, wanted, 9.0, FRAME, CODEC) for wanted in LADDER] == list(LADDER)
 
 
-def test_as_time_runs_out_more_frames_are_waited_for_less() -> None:
-    """Six frames of 16 wanted: 8 take 64 ms more, and then 4 are sent at once."""
-    assert [sendable(6, 16, left, FRAME, CODEC) for left in (inf, 0.065, 0.063, 0.0, -inf)] == [0, 0, 4, 4, 4]
-
-
 def test_a_chunk_of_what_exists_needs_the_codec_only() -> None:
     assert [expected(8, 16, left, FRAME, CODEC) for left in (0.201, 0.199, 0.025, 0.023, 0.017, 0.0)] == [
         *(16, 8, 8, 4, 4, 1),
     ]
 
 
-def test_where_time_is_endless_the_goal_is_expected_and_waited_for() -> None:
+def test_where_time_is_endless_the_goal_is_expected() -> None:
     assert expected(0, 8, inf, FRAME, CODEC) == 8
-    assert sendable(7, 8, inf, FRAME, CODEC) == 0

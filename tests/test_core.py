@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.core import Cancel, Playhead, Reference, Request, RequestError, SamplingParams, shown
+from engine.checks import RequestError, shown
+from engine.core import Cancel, Playhead, Reference, Request, SamplingParams
 
 HUGE = 10**400
 LONGER = 10**5000

@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from engine import link
-from engine.core import Cancel, ErrorCode, Playhead, Prompt, Refused, Request, RequestError, SamplingParams, Submit
+from engine.checks import RequestError
+from engine.core import Cancel, ErrorCode, Playhead, Prompt, Refused, Request, SamplingParams, Submit
 from engine.link import Link
 from engine.messages import Close, Numbered, RuntimeConfig, packed
 from engine.models import Model

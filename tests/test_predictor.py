@@ -1,9 +1,11 @@
 """Costs from what was seen."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.core import Limits, Row, Stage, Step
-from engine.predictor import FORGET_AFTER, Predictor, prior
+from engine.predictor import FORGET_AFTER, Layer, Predictor, prior
 from engine.profile import Profile
 
 
@@ -291,3 +293,18 @@ class TestPace:
     def test_the_largest_chunk_is_judged_by_what_it_takes_alone(self) -> None:
         assert Predictor().pace(8, Limits(max_step_seconds=0.100)).largest == 16
         assert Predictor().pace(8, Limits(max_step_seconds=0.068)).largest == 8
+
+
+batches, lengths = st.integers(1, 9), st.sampled_from([1, 2, 3, 16])
+
+
+@given(st.lists(st.tuples(batches, lengths, st.sampled_from([0.5, 1.0, 3.0])), max_size=12))
+def test_what_was_asked_for_before_is_no_older_than_what_is_asked_for_now(points: list[tuple[int, int, float]]) -> None:
+    """A cost that is kept is that of a layer that was never asked."""
+    asked, fresh = Layer(prior), Layer(prior)
+    for batch, length, ratio in points:
+        assert asked.set(Stage.CODEC, batch, length, ratio) == fresh.set(Stage.CODEC, batch, length, ratio)
+        unasked = Layer(prior)
+        unasked._curves = fresh._curves
+        for shape in ((size, frames) for size in range(1, 11) for frames in (1, 2, 3, 16)):
+            assert asked.cost(Stage.CODEC, *shape) == unasked.cost(Stage.CODEC, *shape)

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models
 
 from engine import models as voices
+from engine.checks import RequestError
 from engine.core import (
     Mode,
     ModelSpec,
@@ -23,7 +24,6 @@ from engine.core import (
     Reference,
     ReferenceSegment,
     Request,
-    RequestError,
     SamplingParams,
     TextSegment,
 )

@@ -75,6 +75,19 @@ def test_a_place_is_kept_until_its_last_word_was_heard_and_a_second_more() -> No
     assert room.wait([1]) == pytest.approx(5.0 * 0.9 + 4.0 * 0.1)
 
 
+def test_a_listener_who_moves_on_frees_his_place_sooner() -> None:
+    room, heard = Room(Fixed(), ONE, 0.08), Playback(PlaybackClock(origin=100.0, at=100.0), 0.0, 4.0)
+    place = room.take(1, 100.0)
+    room.leave(place, heard, 101.0)
+    room.expire(101.0)
+    heard.clock.move(3.0, at=102.0, running=True, jitter=0.0, now=102.0)
+    room.moved()
+    room.expire(103.9)
+    assert room.has(place)
+    room.expire(104.0)
+    assert not room.has(place)
+
+
 def test_a_paused_listener_keeps_it_for_a_while() -> None:
     room, heard = Room(Fixed(), ONE, 0.08), Playback(PlaybackClock(100.0, 1.0, 101.0), 0.0, 4.0)
     place = room.take(1, 100.0)

@@ -13,6 +13,7 @@ import pytest
 
 from engine import link
 from engine import runtime as runtimes
+from engine.checks import RequestError
 from engine.clock import MonotonicClock
 from engine.core import (
     Chunk,
@@ -27,7 +28,6 @@ from engine.core import (
     Output,
     Playhead,
     Request,
-    RequestError,
     SamplingParams,
 )
 from engine.messages import Ready, RuntimeConfig, StartUp

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from engine.__main__ import SAMPLING, main, sampling
+from engine.checks import RequestError
 from engine.core import (
     Chunk,
     ErrorCode,
@@ -26,7 +27,6 @@ from engine.core import (
     ModelSpec,
     Output,
     Request,
-    RequestError,
     RequestStats,
     SamplingParams,
 )
