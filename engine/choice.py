@@ -5,7 +5,7 @@ In order of precedence:
   2. A new caller, first come first: first audio counts most.
   3. The playing stream with the least slack.
 Those one stage behind go first, so that they share the step (waiting for batch-mates), if all have time for that; for a
-new caller's step only while the device is strained.
+new caller's step only while the device is strained, or if one of them would soon interrupt new callers anyway.
 Whoever is ready for the same stage then joins, if that saves enough time (of a new caller: if it costs the others less
 than their further way to first audio, for which he would wait), keeps the step within Limits.max_step_seconds, and
 breaks no deadline that would otherwise hold, or else if his own would break.
@@ -25,6 +25,9 @@ from engine.predictor import Pace, Predictor
 
 CODEC = Stage.CODEC
 SLACK = attrgetter("slack")
+OPENING = (Stage.TEXT, Stage.PREFILL, Stage.DEPTH, Stage.CODEC)
+"""A new caller's way to first audio."""
+AFTER = {stage: OPENING[place:] for place, stage in enumerate(OPENING, 1)}
 STAGE_BEFORE = {Stage.DEPTH: Stage.DECODE, Stage.DECODE: Stage.CODEC}
 SAVING = 0.1
 """Share of the time of two separate steps that a shared one must save: it lasts longer than either, and whoever comes
@@ -33,6 +36,13 @@ meanwhile waits for its end."""
 EASE = 1.5
 """Seconds of slack that half of the playing streams have while the device has time to spare: then a new caller's steps
 do not wait for batch-mates."""
+STRAIN = 0.5
+"""Share of the device's time that those who run need to play on, while it is strained. With less they gain a second or
+more in each, so they have little slack only because they are young. On a fast device most of those who run are: older
+ones are held at Limits.max_lead."""
+AHEAD = 2
+"""New callers whose way to first audio someone must be able to wait for, or else their step waits for him: this one,
+and one more who may come meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,8 @@ class Choice:
         urgent = playing[: bisect_left(playing, cost, key=SLACK)]
         leader = self._first(urgent) if urgent else starting[0]
         batch = self._batch(leader, urgent + starting + playing[len(urgent) :])
-        if _strained(playing) and (sooner := self._sooner(batch, playing)):
+        brings = self._strained(playing) or (not urgent and self._pressed(leader, playing))
+        if brings and (sooner := self._sooner(batch, playing)):
             return Decision(sooner, f"they can still share the {leader.stage} step of {leader.stream.request_id}")
         return Decision(batch, "its slack is less than a new caller's step" if urgent else "start priority")
 
@@ -119,15 +130,13 @@ class Choice:
     def _rest(self, leader: Candidate) -> float:
         """What a new caller at the leader's stage is spared, if he joins: the others' way from there to first audio,
         which they would go before he has his turn. 0 if the leader plays already."""
-        if leader.slack > -inf:
-            return 0.0
-        guided, tokens = leader.stream.guided, leader.stream.prompt_length
-        ways = {Stage.TEXT: (Stage.PREFILL, tokens), Stage.PREFILL: (Stage.DEPTH, 1), Stage.DEPTH: (Stage.CODEC, 1)}
-        seconds, stage = 0.0, leader.stage
-        while stage in ways:
-            stage, length = ways[stage]
-            seconds += self._cost(stage, 1, guided, length)
-        return seconds
+        return 0.0 if leader.slack > -inf else self._way(leader, AFTER.get(leader.stage, ()))
+
+    def _way(self, caller: Candidate, stages: Sequence[Stage]) -> float:
+        """Seconds of these stages of a new caller, without mates."""
+        stream = caller.stream
+        lengths = {Stage.TEXT: stream.text_tokens, Stage.PREFILL: stream.prompt_length}
+        return sum([self._cost(stage, 1, stream.guided, lengths.get(stage, 1)) for stage in stages])
 
     def _time(self, leader: Candidate, cost: float, everyone: Sequence[Candidate]) -> float:
         """Seconds that the leader's step may take without breaking a deadline that would hold if it went alone. Who
@@ -140,6 +149,22 @@ class Choice:
             if cost < time < least:
                 least = time
         return least
+
+    def _strained(self, playing: Sequence[Candidate]) -> bool:
+        """Whether full batches count for more than a new caller's next few milliseconds; by streams in order of
+        slack."""
+        if not playing or playing[len(playing) // 2].slack >= EASE:
+            return False
+        return self.pace.whole_frame > STRAIN * playing[0].stream.frame_seconds
+
+    def _pressed(self, leader: Candidate, playing: Sequence[Candidate]) -> bool:
+        """Whether someone one stage behind a new caller could not wait until that one, and one like him, have first
+        audio: then his frame would interrupt the way to it, and in this step it costs little."""
+        before = STAGE_BEFORE.get(leader.stage)
+        if before is None:
+            return False
+        tight = next((c for c in playing if c.stage is before), None)
+        return tight is not None and tight.slack < AHEAD * self._way(leader, OPENING)
 
     def _sooner(self, waiting: Sequence[Candidate], playing: Sequence[Candidate]) -> list[Candidate] | None:
         """The step that brings others to the stage where `waiting` stands, if waiting for them pays and harms
@@ -163,11 +188,6 @@ class Choice:
             slack = min(slack, c.slack + usual if c.stage is stage else c.slack)
         fits = together <= self.limits.max_step_seconds and sooner + together <= slack
         return first if fits and _pays(together, apart) else None
-
-
-def _strained(playing: Sequence[Candidate]) -> bool:
-    """Whether full batches count for more than a new caller's next few milliseconds; by streams in order of slack."""
-    return bool(playing) and playing[len(playing) // 2].slack < EASE
 
 
 def _pays(together: float, apart: float) -> bool:

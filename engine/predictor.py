@@ -185,6 +185,11 @@ class Pace:
     def frame(self) -> float:
         return self.decode + self.depth
 
+    @property
+    def whole_frame(self) -> float:
+        """With its share of the largest chunk."""
+        return self.frame + self.codec[self.largest] / self.largest
+
     def turn(self, stage: Stage, count: int) -> float:
         """What the slack of a playing stream allows for the step; 0 for its first two stages, which it does alone."""
         match stage:

@@ -224,6 +224,27 @@ def test_a_new_callers_step_waits_for_them_only_while_the_device_is_strained() -
     assert chosen(new, candidate(2, Stage.DECODE, 1.4), rich) == [1]
 
 
+@pytest.mark.parametrize(("each", "rows"), [(0.0205, [2]), (0.0190, [1])])
+def test_it_is_not_strained_by_young_streams_that_need_less_than_half_of_it(each: float, rows: list[int]) -> None:
+    """A frame of both takes a decode step, a depth step and a sixteenth of a codec step: of 80 ms, 42.3 or 39.2."""
+    new, young = candidate(1, Stage.DEPTH, -inf), candidate(2, Stage.DECODE, 1.4)
+    assert chosen(new, young, cost=lambda stage, batch, length: each) == rows
+
+
+def test_a_new_callers_step_waits_for_who_would_soon_interrupt_new_callers() -> None:
+    """The way to first audio takes 4 * 10 ms, that of two callers 80; frames take 20 of 80 ms, which is no strain."""
+
+    def quick(stage: Stage, batch: int, length: int) -> float:
+        return 0.010
+
+    new = candidate(1, Stage.DEPTH, -inf)
+    assert chosen(new, candidate(2, Stage.DECODE, 0.079), cost=quick) == [2]
+    assert chosen(new, candidate(2, Stage.DECODE, 0.081), cost=quick) == [1]
+    other = candidate(3, Stage.CODEC, 0.060, 4)
+    assert chosen(new, candidate(2, Stage.DECODE, 0.081), other, cost=quick) == [1], "it would not be brought up"
+    assert chosen(candidate(1, Stage.TEXT, -inf, 40), candidate(2, Stage.DECODE, 0.060), cost=quick) == [1]
+
+
 def test_nobody_waits_for_mates_without_time() -> None:
     """20 ms until the mate is there too."""
     assert chosen(candidate(1, Stage.DEPTH, 0.019), candidate(2, Stage.DECODE, 0.6)) == [1]

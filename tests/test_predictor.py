@@ -274,6 +274,7 @@ class TestPace:
         pace = Predictor().pace(3, self.LIMITS)
         assert pace.frame == pytest.approx(prior(Stage.DECODE, 3, 1) + prior(Stage.DEPTH, 3, 1))
         assert pace.codec[16] == pytest.approx(prior(Stage.CODEC, 3, 16))
+        assert pace.whole_frame == pytest.approx(pace.frame + pace.codec[pace.largest] / pace.largest)
 
     def test_guided_streams_make_frames_of_two_sequences_each(self) -> None:
         pace = Predictor().pace(3, self.LIMITS, guided=True)
