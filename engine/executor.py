@@ -33,7 +33,7 @@ from engine.core import (
 from engine.messages import RuntimeConfig
 from engine.models import Model, State
 from engine.sampling import ANY, GREEDY, settings
-from engine.shapes import Shape, Work, codec_parts, dealt, ladder, token_shape
+from engine.shapes import Pack, Shape, Work, codec_parts, dealt, ladder, pack_shapes, packed, token_shape
 from engine.stages import Stages
 
 Progress = Callable[[Sequence[Shape]], Iterable[Shape]]
@@ -70,6 +70,7 @@ class Executor:
         self.model = model
         self.device = model.device
         self._limits, self._graphs = limits, graphs
+        self._packs = pack_shapes(limits, model.spec.max_positions)
         plain = model.plain()
         fused = model.fused() if graphs and devices.captures(model.device) else plain
         self.stages = Stages(model, {stage: fused if stage in graphs else plain for stage in Stage}, limits)
@@ -157,9 +158,8 @@ class Executor:
         for row in rows:
             assert row.admission is not None, f"a text row carries its admission, got {row}"
             places += self._admit(row, row.admission)
-        longest = self.model.spec.max_positions
-        for part in dealt(places, lambda place: place.segment.length, longest, self._limits, Stage.TEXT):
-            self._encode(part, token_shape(part[0].segment.length, longest))
+        for pack in packed(places, lambda place: place.segment.length, self._packs):
+            self._encode(pack)
         for row in rows:
             self._embed_references(row)
         return StepResult()
@@ -173,19 +173,18 @@ class Executor:
                 if isinstance(segment, TextSegment):
                     yield Place(slot, start, segment, admission, pages)
 
-    def _encode(self, part: Sequence[Place], length: int) -> None:
+    def _encode(self, pack: Pack[Place]) -> None:
         """Encodes segments into their slots' prompts and gives the slots their pages and settings."""
-        shape = Shape(Work.TEXT, bucket(len(part), self._limits.batches), length)
-        slots, starts, lengths, ids, pages, floats, ints = blank(self.stages.fields(shape))
+        slots, starts, lengths, ids, pages, floats, ints = blank(self.stages.fields(pack.shape))
         quiet, zeros = settings(GREEDY)
         floats[:], ints[:] = bits(quiet), zeros
-        for row, place in enumerate(part):
+        for row, place in enumerate(pack.segments):
             slots[row], starts[row], lengths[row] = place.slot, place.start, place.segment.length
-            ids[row, : place.segment.length] = place.segment.ids
             pages[row, : len(place.pages)] = place.pages
             own = settings(place.admission.sampling, place.admission.prompt.cfg_scale)
             floats[row], ints[row] = bits(own[0]), own[1]
-        self._launch(shape, [slots, starts, lengths, ids, pages, floats, ints])
+        ids[: pack.tokens] = np.concatenate([place.segment.ids for place in pack.segments])
+        self._launch(pack.shape, [slots, starts, lengths, ids, pages, floats, ints])
 
     def _embed_references(self, row: Row) -> None:
         """Reference frames and, as a frame of zeros, audio-EOS: one gather each, which needs no graph."""
@@ -202,11 +201,11 @@ class Executor:
     def _prefill(self, rows: tuple[Row, ...]) -> StepResult:
         spans = [span for row in rows for slot in row.slots if (span := self._span(row, slot)).length]
         longest = min(self._limits.max_prefill_tokens, self.model.spec.max_positions)
-        for part in dealt(spans, lambda span: span.length, longest, self._limits, Stage.PREFILL):
+        for part in dealt(spans, lambda span: span.length, longest, self._limits):
             self._enter(part, token_shape(part[0].length, longest))
         final = tuple(row for row in rows if row.final)
-        drawn = dict(zip(final, self._start(final), strict=True)) if final else {}
-        return StepResult(ended=tuple(drawn.get(row, False) for row in rows))
+        drawn = iter(self._start(final) if final else ())
+        return StepResult(ended=tuple(row.final and next(drawn) for row in rows))
 
     def _span(self, row: Row, slot: int) -> Span:
         """The positions of the row's chunk that this sequence's own prompt has: guided prompts differ in length."""

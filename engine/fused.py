@@ -827,7 +827,7 @@ def _pages_kernel(
             tl.store(finished + area, 0)
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["length", "segments"])
 def _turn_kernel(
     qkv,
     norms,
@@ -839,6 +839,8 @@ def _turn_kernel(
     slots,
     keys,
     values,
+    starts,
+    segments,
     length,
     eps,
     HEADS: tl.constexpr,
@@ -846,10 +848,12 @@ def _turn_kernel(
     HEADS_2: tl.constexpr,
     HALF: tl.constexpr,
     PAGE: tl.constexpr,
+    SEGMENTS_2: tl.constexpr,
     ONCE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Norms and turns a row's queries and keys where they stand; with PAGE > 0 stores keys and values in pages."""
+    """Norms and turns a row's queries and keys where they stand; with PAGE > 0 stores keys and values in pages, else
+    the row is a token of one of `segments` segments, which begin at `starts` in order."""
     _release(OVERLAP)
     D: tl.constexpr = 2 * HALF
     row = tl.program_id(0)
@@ -863,7 +867,9 @@ def _turn_kernel(
         pages = page_table + tl.load(slots + row // length) * table_step
         own = tl.where(real, tl.load(pages + position // PAGE) * PAGE + position % PAGE, 0)
     else:
-        position = row % length
+        segment = tl.arange(0, SEGMENTS_2)
+        start = tl.load(starts + segment, mask=segment < segments, other=0)
+        position = row - tl.max(tl.where(start <= row, start, 0), 0)
     cos = tl.load(turns + position * D + h).to(tl.float32)
     sin = tl.load(turns + position * D + HALF + h).to(tl.float32)
     base = qkv + row * ((HEADS + 2 * KV) * D)
@@ -895,6 +901,7 @@ def _spread_kernel(
     slots,
     keys,
     values,
+    starts,
     lengths,
     mixed,
     length,
@@ -908,24 +915,29 @@ def _spread_kernel(
     BS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Attention of BQ turned queries of one sequence: over its pages up to each position, or over its segment."""
+    """Attention of BQ turned queries of one sequence: over its pages up to each position, or over its segment, whose
+    blocks are counted from its own start: what stands before and behind it changes no sum."""
     _release(OVERLAP)
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     WIDTH: tl.constexpr = (HEADS + 2 * KV) * D
     d, s = tl.arange(0, D), tl.arange(0, BS)
     t = block * BQ + tl.arange(0, BQ)
-    inside = t < length
     if PAGE > 0:
+        inside = t < length
+        base = sequence * length
         real = (tl.load(valid + sequence * length + t, mask=inside, other=0) != 0) & inside
         position = tl.where(real, tl.load(positions + sequence * length + t, mask=inside, other=0), 0)
         end = tl.max(position, 0) + 1
         pages = page_table + tl.load(slots + sequence) * table_step
     else:
         position = t.to(tl.int64)
-        end = tl.load(lengths + sequence)
-        pages = qkv + sequence * length * WIDTH  # of that sequence's rows
+        base = tl.load(starts + sequence)
+        size = tl.load(lengths + sequence)
+        inside = t < size
+        end = tl.where(block * BQ < size, size, 0)  # a block behind the segment has nothing to do
+        pages = qkv + base * WIDTH  # of that segment's rows
     kv_head = head // (HEADS // KV)
-    at = qkv + (sequence * length + t[:, None]) * WIDTH + head * D + d[None, :]
+    at = qkv + (base + t[:, None]) * WIDTH + head * D + d[None, :]
     _await(OVERLAP)
     q = tl.load(at, mask=inside[:, None], other=0.0)
     top = tl.zeros([BQ], tl.float32) - 1e30
@@ -955,8 +967,7 @@ def _spread_kernel(
         mass = mass * fade + tl.sum(weights, 1)
         total = tl.dot(weights.to(v.dtype), v, total * fade[:, None], input_precision="ieee")
         top = new
-    out = mixed + (sequence * length + t[:, None]) * (HEADS * D) + head * D + d[None, :]
-    # Padding beyond every window sees nothing; its states mean nothing, but are finite.
+    out = mixed + (base + t[:, None]) * (HEADS * D) + head * D + d[None, :]
     share = total / tl.maximum(mass, 1e-30)[:, None]
     tl.store(out, share.to(mixed.dtype.element_ty), mask=inside[:, None])
 
@@ -1780,6 +1791,8 @@ class BackboneChunk:
             places.slots,
             kv.keys[index],
             kv.values[index],
+            places.slots,
+            0,
             self.length,
             weights.layers[index].eps,
             HEADS=heads,
@@ -1787,6 +1800,7 @@ class BackboneChunk:
             HEADS_2=size_2(heads + kv_heads),
             HALF=weights.head_dim // 2,
             PAGE=kv.page_size,
+            SEGMENTS_2=16,
             ONCE=False,
             OVERLAP=self.stack.launch.overlap,
             **options(self.stack.launch),
@@ -1804,6 +1818,7 @@ class BackboneChunk:
             places.slots,
             kv.keys[index],
             kv.values[index],
+            places.slots,
             places.slots,
             self.stack.mixed,
             self.length,
@@ -1889,12 +1904,13 @@ class TextWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class TextBatch:
-    """Up to `segments` segments of up to `length` tokens: memory and launches. Made once a shape."""
+class TextPack:
+    """`tokens` tokens of up to `segments` segments, each of up to `longest`: memory and launches. Made once a shape."""
 
     weights: TextWeights
     segments: int
-    length: int
+    tokens: int
+    longest: int
     plan: Plan
     launch: Launch
     stream: Stream
@@ -1909,15 +1925,16 @@ class TextBatch:
 
     @classmethod
     def allocate(
-        cls, weights: TextWeights, segments: int, length: int, launch: Launch = PLAIN, plan: Plan | None = None
-    ) -> TextBatch:
-        rows, first, like = segments * length, weights.layers[0], weights.projection
-        plan, room, hidden = plan or text_plan(rows), padded(rows), like.shape[1]
+        cls, weights: TextWeights, segments: int, tokens: int, longest: int, launch: Launch = PLAIN
+    ) -> TextPack:
+        first, like, plan = weights.layers[0], weights.projection, text_plan(tokens)
+        room, hidden = padded(tokens), like.shape[1]
         splits = max(plan.o.splits, plan.down.splits)
         return cls(
             weights,
             segments,
-            length,
+            tokens,
+            longest,
             plan,
             launch,
             stream=Stream.allocate(room, hidden, tile_width(hidden, plan.enter.columns), like),
@@ -1930,19 +1947,21 @@ class TextBatch:
         )
 
     def run(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """ids [B, T], of which lengths [B] >= 1 are real -> what the backbone receives, [B, T, backbone_hidden]."""
-        weights, rows, eps = self.weights, self.segments * self.length, self.weights.encoder.config.eps
+        """ids [T] of segments one after the other, lengths [B], 0 where there is none -> what the backbone receives,
+        [T, backbone_hidden]. Behind the last segment it means nothing."""
+        weights, eps = self.weights, self.weights.encoder.config.eps
+        places = lengths.cumsum(0) - lengths, lengths
         self._begin(ids)
         norms = [*(layer.before_attention for layer in weights.layers[1:]), weights.norm]
         for layer, norm in zip(weights.layers, norms, strict=True):
-            self._layer(layer, norm, rows, lengths, eps)
-        project(self.stream, weights.projection, self.out, rows, eps, self.plan.head, self.launch)
-        return self.out[:rows].view(self.segments, self.length, -1)
+            self._layer(layer, norm, places, eps)
+        project(self.stream, weights.projection, self.out, self.tokens, eps, self.plan.head, self.launch)
+        return self.out[: self.tokens]
 
     def _begin(self, ids: Tensor) -> None:
         weights, stream, embedding = self.weights, self.stream, self.weights.encoder.embed_tokens
         factor = torch.tensor(stream.x.shape[1] ** 0.5).to(stream.x.dtype).item()
-        _tokens_kernel[(self.segments * self.length,)](
+        _tokens_kernel[(self.tokens,)](
             ids,
             embedding.weight,
             embedding.eoi_embedding,
@@ -1958,47 +1977,51 @@ class TextBatch:
             **options(PLAIN),
         )
 
-    def _layer(self, layer: TextLayerRows, norm: Tensor, rows: int, lengths: Tensor, eps: float) -> None:
-        plan, launch, stream, scratch = self.plan, self.launch, self.stream, self.scratch
+    def _layer(self, layer: TextLayerRows, norm: Tensor, places: tuple[Tensor, Tensor], eps: float) -> None:
+        plan, launch, stream, scratch, rows = self.plan, self.launch, self.stream, self.scratch, self.tokens
         project(stream, layer.qkv, self.qkv, rows, eps, plan.qkv, launch)
-        self._turn(layer, lengths, eps)
-        self._spread(layer, lengths)
+        self._turn(layer, places[0], eps)
+        self._spread(layer, *places)
         multiply(self.mixed, layer.o, self.branch, rows, scratch, plan.o, launch)
         self._rejoin(layer.after_attention, layer.before_mlp, eps)
         gate(stream, layer.gate_up, self.act, rows, eps, plan.gate, launch, gelu=True)
         multiply(self.act, layer.down, self.branch, rows, scratch, plan.down, launch)
         self._rejoin(layer.after_mlp, norm, eps)
 
-    def _turn(self, layer: TextLayerRows, lengths: Tensor, eps: float) -> None:
+    def _turn(self, layer: TextLayerRows, starts: Tensor, eps: float) -> None:
         config, turns = self.weights.encoder.config, self.weights.turns[layer.kind]
         heads, kv_heads = config.num_heads, config.num_kv_heads
-        nothing = lengths, lengths, lengths, 0, lengths, self.qkv, self.qkv
-        _turn_kernel[(self.segments * self.length,)](
+        nothing = starts, starts, starts, 0, starts, self.qkv, self.qkv
+        _turn_kernel[(self.tokens,)](
             self.qkv,
             layer.qk_norm,
             turns,
             *nothing,
-            self.length,
+            starts,
+            self.segments,
+            1,
             eps,
             HEADS=heads,
             KV=kv_heads,
             HEADS_2=size_2(heads + kv_heads),
             HALF=config.head_dim // 2,
             PAGE=0,
+            SEGMENTS_2=max(16, size_2(self.segments)),
             ONCE=True,
             OVERLAP=self.launch.overlap,
             **options(self.launch),
         )
 
-    def _spread(self, layer: TextLayerRows, lengths: Tensor) -> None:
-        config, queries = self.weights.encoder.config, min(32, max(16, size_2(self.length)))
-        nothing = lengths, lengths, lengths, 0, lengths, self.qkv, self.qkv
-        _spread_kernel[(-(-self.length // queries), config.num_heads, self.segments)](
+    def _spread(self, layer: TextLayerRows, starts: Tensor, lengths: Tensor) -> None:
+        config, queries = self.weights.encoder.config, min(32, max(16, size_2(self.longest)))
+        nothing = starts, starts, starts, 0, starts, self.qkv, self.qkv
+        _spread_kernel[(-(-self.longest // queries), config.num_heads, self.segments)](
             self.qkv,
             *nothing,
+            starts,
             lengths,
             self.mixed,
-            self.length,
+            1,
             config.score_scale,
             HEADS=config.num_heads,
             KV=config.num_kv_heads,
@@ -2014,7 +2037,7 @@ class TextBatch:
     def _rejoin(self, after: Tensor, norm: Tensor, eps: float) -> None:
         """The branch, normed with `after`, is added to the stream; `norm` is the one that is next."""
         stream = self.stream
-        _rejoin_kernel[(self.segments * self.length,)](
+        _rejoin_kernel[(self.tokens,)](
             self.branch,
             after,
             norm,

@@ -23,7 +23,7 @@ from engine.fused import (
     FirstCode,
     Launch,
     Places,
-    TextBatch,
+    TextPack,
     TextWeights,
 )
 from engine.fused_codec import CodecStep, CodecWeights
@@ -35,9 +35,8 @@ from engine.sampling import SamplingRows
 log = logging.getLogger(__name__)
 
 MOST_TOKENS = 1024
-"""Padded, of one part: for more, whose products are bound by arithmetic, PyTorch's own operations are taken."""
-LONGEST = 256
-"""Tokens of a segment that the text kernels take: longer ones are rare."""
+"""Of one part, a pack of text or padded prompts: for more, whose products are bound by arithmetic, PyTorch's own
+operations are taken."""
 
 
 def fused(model: Breeze) -> Functions:
@@ -53,15 +52,16 @@ def fused(model: Breeze) -> Functions:
 
 
 def text(model: Breeze, plain: Functions, launch: Launch) -> Functions:
-    weights = TextWeights.of(model.text_encoder, model.text_encoder_proj.weight, LONGEST)
+    weights = TextWeights.of(model.text_encoder, model.text_encoder_proj.weight, MOST_TOKENS)
 
     @cache
-    def batch(segments: int, length: int) -> TextBatch:
-        return TextBatch.allocate(weights, segments, length, launch)
+    def pack(segments: int, tokens: int, longest: int) -> TextPack:
+        return TextPack.allocate(weights, segments, tokens, longest, launch)
 
-    def encode(ids: Tensor, lengths: Tensor) -> Tensor:
-        many = ids.numel() > MOST_TOKENS or ids.shape[1] > LONGEST
-        return plain.encode_text(ids, lengths) if many else batch(*ids.shape).run(ids, lengths)
+    def encode(ids: Tensor, lengths: Tensor, longest: int) -> Tensor:
+        if len(ids) > MOST_TOKENS:
+            return plain.encode_text(ids, lengths, longest)
+        return pack(len(lengths), len(ids), longest).run(ids, lengths)
 
     return replace(plain, encode_text=encode)
 

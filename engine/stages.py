@@ -54,7 +54,7 @@ class Stages:
             case Work.TEXT:
                 pages = self.state.kv.page_table.shape[1]
                 settings = ((shape.rows, columns) for columns in SETTINGS)
-                return rows, rows, rows, (shape.rows, shape.length), (shape.rows, pages), *settings
+                return rows, rows, rows, (shape.length,), (shape.rows, pages), *settings
             case Work.PREFILL:
                 return rows, rows, rows, rows
             case Work.START:
@@ -79,7 +79,7 @@ class Stages:
         return self._bodies[shape.work](shape, self._functions[shape.work.stage], parts, flags)
 
     def _text(self, shape: Shape, call: Functions, values: list[Tensor], flags: Flags) -> Outputs:
-        """Segments [B]: slot, place in the prompt, length; ids [B, T]; the slot's pages and settings (bits of float64).
+        """Segments [B]: slot, place in the prompt, length; ids [T]; the slot's pages and settings (bits of float64).
 
         Every segment brings its slot's admission, so that a slot may have several.
         """
@@ -87,11 +87,12 @@ class Stages:
         self.state.kv.page_table[slots] = pages
         self.state.sampling.write(slots, floats.view(torch.float64).float(), ints)
         self.state.codec.reset(slots)
-        states = call.encode_text(ids, lengths.clamp(min=1))
-        offsets = torch.arange(shape.length, device=ids.device)
-        real = offsets < lengths[:, None]
-        places = torch.where(real, starts[:, None] + offsets, offsets)
-        self.prompts[torch.where(real, slots[:, None], 0), places] = states
+        states = call.encode_text(ids, lengths, shape.longest)
+        tokens, ends = torch.arange(shape.length, device=ids.device), lengths.cumsum(0)
+        segments = torch.searchsorted(ends, tokens, right=True)  # one too many for padding, which goes to nobody
+        real, segments = segments < shape.rows, segments.clamp(max=shape.rows - 1)
+        places = (starts - (ends - lengths))[segments] + tokens
+        self.prompts[torch.where(real, slots[segments], 0), torch.where(real, places, 0)] = states
         return ()
 
     def _prefill(self, shape: Shape, call: Functions, values: list[Tensor], flags: Flags) -> Outputs:

@@ -1,5 +1,6 @@
 """The text encoder: token ids of a segment become one state a token, each seeing the whole segment.
 
+Segments are packed: everything but attention works on the tokens of all of them, without padding between them.
 It does not know prompts, tokenizers or what reads its states. It is the T5Gemma2 encoder (Gemma 3 layers with
 bidirectional attention) that Breeze TTS 2 ships; equations after the Gemma 3 report, arXiv:2503.19786.
 """
@@ -72,9 +73,35 @@ def _rope(d: Section) -> dict[str, Section]:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What a kind of layer sees: rotary cos, sin [T, head_dim]; mask [B, 1, T, T], true where visible."""
+class Pack:
+    """Where T packed tokens stand in attention's view of them, in which each of B segments has a row of L places."""
 
+    places: Tensor
+    """[T]: of each token in its segment."""
+    tokens: Tensor
+    """[B, L]: which one stands at each place; the first, where there is none."""
+    real: Tensor
+    """[B, L]: true where there is one."""
+    spots: Tensor
+    """[T]: of each token in the view, its rows one after the other; any, for padding."""
+
+    @classmethod
+    def of(cls, lengths: Tensor, tokens: int, longest: int) -> Pack:
+        """lengths [B], none above `longest` = L; `tokens` = T. Made on the device, without a word to the host."""
+        rows, ends = len(lengths), lengths.cumsum(0)
+        starts, places = ends - lengths, torch.arange(longest, device=lengths.device)
+        each = torch.arange(tokens, device=lengths.device)
+        segments = torch.searchsorted(ends, each, right=True).clamp(max=rows - 1)
+        real, own = places < lengths[:, None], each - starts[segments]
+        spots = (segments * longest + own).clamp(max=rows * longest - 1)
+        return cls(own, torch.where(real, starts[:, None] + places, 0), real, spots)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a kind of layer sees: rotary cos, sin [T, 1, head_dim]; mask [B, 1, L, L], true where visible."""
+
+    pack: Pack
     cos: Tensor
     sin: Tensor
     mask: Tensor
@@ -90,7 +117,7 @@ class TextEmbedding(nn.Module):
         self._eoi_id = config.eoi_id
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids [B, T] -> [B, T, hidden]. The factor is rounded to the weights' dtype first, as in Gemma."""
+        """ids [T] -> [T, hidden]. The factor is rounded to the weights' dtype first, as in Gemma."""
         scale = torch.tensor(self.weight.shape[1] ** 0.5).to(self.weight.dtype).item()
         return torch.where((ids == self._eoi_id)[..., None], self.eoi_embedding, F.embedding(ids, self.weight) * scale)
 
@@ -109,18 +136,18 @@ class TextAttention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.eps, zero_centred=True)
 
     def forward(self, x: Tensor, view: View) -> Tensor:
-        """x [B, T, hidden] -> [B, T, hidden]."""
-        q, k, v = (self._heads(part) for part in torch.split(self.qkv_proj(x), list(self.qkv_proj.sizes), -1))
+        """x [T, hidden] -> [T, hidden]."""
+        config, pack = self._config, view.pack
+        sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        q, k, v = torch.split(self.qkv_proj(x).view(len(x), -1, config.head_dim), sizes, 1)
         turned = rotate(torch.cat((self.q_norm(q), self.k_norm(k)), 1), view.cos, view.sin)
-        q, k = torch.split(turned, [q.shape[1], k.shape[1]], 1)
-        scale = self._config.score_scale
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=view.mask, scale=scale, enable_gqa=True)
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        rows = torch.cat((turned, v), 1)[pack.tokens]
+        # Not left to the mask: a NaN of a neighbour times a weight of zero is NaN.
+        rows = rows.masked_fill(~pack.real[..., None, None], 0)
+        q, k, v = torch.split(rows.transpose(1, 2), sizes, 1)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=view.mask, scale=config.score_scale, enable_gqa=True)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2).flatten(0, 1)[pack.spots])
         return out
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """[B, T, heads * head_dim] -> [B, heads, T, head_dim]."""
-        return x.view(*x.shape[:2], -1, self._config.head_dim).transpose(1, 2)
 
 
 class TextMLP(nn.Module):
@@ -151,7 +178,7 @@ class TextLayer(nn.Module):
         self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.eps, zero_centred=True)
 
     def forward(self, x: Tensor, view: View) -> Tensor:
-        """x [B, T, hidden] -> [B, T, hidden]."""
+        """x [T, hidden] -> [T, hidden]."""
         x = x + self.post_self_attn_layernorm(self.self_attn(self.pre_self_attn_layernorm(x), view))
         fed: Tensor = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
         return x + fed
@@ -169,26 +196,26 @@ class TextEncoder(nn.Module):
         for kind, rope in config.rope.items():
             self.register_buffer(f"inv_freq_{kind}", frequencies(rope, config.head_dim), persistent=False)
 
-    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """ids [B, T], of which lengths [B] >= 1 are real -> last normed states [B, T, hidden].
-
-        States of padding mean nothing, but are finite.
+    def forward(self, ids: Tensor, lengths: Tensor, longest: int) -> Tensor:
+        """ids [T] of segments one after the other, lengths [B] of up to `longest` tokens, 0 where there is none
+        -> last normed states [T, hidden]. States of the padding behind the last segment mean nothing.
         """
         x: Tensor = self.embed_tokens(ids)
-        views = {kind: self._view(kind, ids.shape[1], lengths, x.dtype) for kind in set(self.config.layer_types)}
+        pack = Pack.of(lengths, len(ids), longest)
+        views = {kind: self._view(kind, pack, x.dtype) for kind in set(self.config.layer_types)}
         for layer, kind in zip(self.layers, self.config.layer_types, strict=True):
             x = layer(x, views[kind])
         x = self.norm(x)
         return x
 
-    def _view(self, kind: str, length: int, lengths: Tensor, dtype: torch.dtype) -> View:
-        places = torch.arange(length, device=lengths.device)
+    def _view(self, kind: str, pack: Pack, dtype: torch.dtype) -> View:
+        places = torch.arange(pack.real.shape[1], device=pack.real.device)
         distance = places[:, None] - places
-        real = (places < lengths[:, None])[:, None, None]
+        real = pack.real[:, None, None]
         near = real if kind == FULL else real & within(distance, self.config.window)
-        cos, sin = cos_sin(places, self.get_buffer(f"inv_freq_{kind}"), dtype)
+        cos, sin = cos_sin(pack.places[:, None], self.get_buffer(f"inv_freq_{kind}"), dtype)
         # Padding sees itself: a query that saw nothing would be NaN, and NaN leaks through masked values.
-        return View(cos, sin, near | (distance == 0))
+        return View(pack, cos, sin, near | (distance == 0))
 
 
 def within(distance: Tensor, window: int) -> Tensor:

@@ -27,7 +27,7 @@ from engine.core import Limits, PromptRow, ReferenceSegment, SamplingParams, Tex
 from engine.models import State
 from engine.models.breeze_tts_2 import Breeze, guided, load
 from engine.sampling import Filter, SamplingRows, probabilities
-from engine.weights import CheckpointError
+from engine.weights import CheckpointError, outlines
 
 STATES = 5e-5
 """Tolerance of text, prompt and backbone states, codec stages and samples: largest absolute difference in fp32."""
@@ -172,24 +172,26 @@ def check(model: Breeze, ledger: Ledger) -> list[Row]:
 
 
 def check_text(model: Breeze, ledger: Ledger) -> None:
-    """te.NAME: embedding, every layer, last states and their projection, of all names in one padded batch."""
+    """te.NAME: embedding, every layer, last states and their projection, of all names in one pack."""
     names = [match[1] for match in ledger.names(r"te\.(.+)\.ids")]
     if not names:
         return
     ids = [ledger.ids(f"te.{name}.ids", None, below=model.config.text.vocab_size) for name in names]
     lengths = torch.tensor([len(row) for row in ids])
-    states = text_states(model, torch.nn.utils.rnn.pad_sequence(ids, batch_first=True), lengths)
+    states = text_states(model, torch.cat(ids), lengths)
+    parts = {key: torch.split(state, lengths.tolist()) for key, state in states.items()}
     for place, name in enumerate(names):
-        for key, state in states.items():
+        for key, part in parts.items():
             if ledger.has(f"te.{name}.{key}"):
-                ours = state[place, : len(ids[place])]
-                ledger.compare(f"te.{name}", f"te.{name}.{key}", ours, STATES)
+                ledger.compare(f"te.{name}", f"te.{name}.{key}", part[place], STATES)
         if ledger.has(f"te.{name}.len"):
             ledger.compare(f"te.{name}", f"te.{name}.len", lengths[place], STATES)
 
 
 def text_states(model: Breeze, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
-    """Each of the fixtures' names and our states [B, T, width]. The last layer is recorded after the final norm."""
+    """ids [T] of segments one after the other, lengths [B] -> by the fixtures' names our states [T, width].
+
+    The last layer is recorded after the final norm."""
     encoder = model.text_encoder
     states: dict[str, Tensor] = {}
 
@@ -198,7 +200,7 @@ def text_states(model: Breeze, ids: Tensor, lengths: Tensor) -> dict[str, Tensor
 
     places = [encoder.embed_tokens, *encoder.layers[:-1], encoder.norm]
     hooks = [place.register_forward_hook(keep(f"layer{i}")) for i, place in enumerate(places)]
-    projected = model.encode_text(ids, lengths)
+    projected = model.encode_text(ids, lengths, int(lengths.max()))
     for hook in hooks:
         hook.remove()
     return {**states, "hidden": states[f"layer{len(places) - 1}"], "projected": projected}
@@ -244,7 +246,7 @@ def embed(model: Breeze, prompt: PromptRow) -> Tensor:
 
 def embed_segment(model: Breeze, segment: TextSegment | ReferenceSegment) -> Tensor:
     if isinstance(segment, TextSegment):
-        return model.encode_text(torch.tensor([segment.ids]), torch.tensor([segment.length]))[0]
+        return model.encode_text(torch.tensor(segment.ids), torch.tensor([segment.length]), segment.length)
     end = (0,) * model.spec.num_codebooks
     return model.embed_frames(torch.tensor([*segment.frames, end]))
 
@@ -318,7 +320,7 @@ def layer_states(model: Breeze, embeds: Tensor, hidden: Tensor) -> Iterator[tupl
     """The number of each backbone layer and its output [L, H]; the last one's is after the final norm."""
     full = model.backbone_model
     for count in range(1, full.config.num_layers):
-        with torch.device("meta"):
+        with outlines():
             cut = Backbone(replace(full.config, num_layers=count))
         kept = {name: value for name, value in full.state_dict().items() if name in cut.state_dict()}
         cut.load_state_dict(kept, assign=True)
@@ -465,7 +467,7 @@ def check_stages(model: Breeze, codec: CodecDecoder, ledger: Ledger, prefix: str
 
 def with_window(codec: CodecDecoder, window: int) -> CodecDecoder:
     """The same weights, but each frame sees `window` frames."""
-    with torch.device("meta"):
+    with outlines():
         other = CodecDecoder(replace(codec.config, sliding_window=window))
     other.load_state_dict(codec.state_dict(), assign=True)
     return other.eval()

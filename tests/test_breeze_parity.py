@@ -174,7 +174,7 @@ def test_bf16_stays_as_near_as_the_reference_in_bf16_does(expected: dict[str, Te
     embeds = expected["bb.design.cond.prefill_layer0"].bfloat16()
     with torch.inference_mode():
         for ours, name, bound in (
-            (text_states(rough, expected["te.B.ids"][None], torch.tensor([61]))["hidden"][0], "te.B.hidden", 0.02),
+            (text_states(rough, expected["te.B.ids"], torch.tensor([61]))["hidden"], "te.B.hidden", 0.02),
             (rough.backbone_model.causal(embeds[None])[0], "bb.design.cond.prefill_hidden", 0.03),
             (rough.depth_decoder.logits(states, frames)[1], "depth.design.cond.logits", 0.06),
         ):

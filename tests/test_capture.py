@@ -73,7 +73,7 @@ def test_largest_shapes_are_captured_first(tiny: Model) -> None:
 
     executor.capture(progress)
     assert list(executor.memory) == order
-    sizes = [shape.sequences * shape.length for shape in order]
+    sizes = [shape.size for shape in order]
     assert sizes == sorted(sizes, reverse=True)
 
 

@@ -8,7 +8,7 @@ from math import nan
 import numpy as np
 import pytest
 import torch
-from lockstep import Ask, Said, lockstep, wave
+from lockstep import Ask, Said, admitted, lockstep, wave
 
 from engine import models, random_weights
 from engine.batch import TOKENS, bucket
@@ -74,19 +74,24 @@ def ask(model: Model, text: str, **settings: float) -> Ask:
     return model.prompt(Request(text, sampling, instruction=instruction)), sampling
 
 
+def tokens(*asks: Ask) -> int:
+    """The capacity of the pack that their texts are in."""
+    return bucket(sum(prompt.text_tokens for prompt, _ in asks), TOKENS)
+
+
 def same(one: Said, other: Said) -> bool:
     return one.codes == other.codes and one.pcm == other.pcm
 
 
 def test_codes_are_bit_equal_whatever_the_neighbours(full: Model, captured: Executor) -> None:
     """In bfloat16, in one shape of every stage: alone, in every place among others, and in slots that others had."""
-    ours = ask(full, "The same words, whoever else is speaking.", seed=5)
+    ours = ask(full, "The same words, whoever else is speaking, and as many of them as it takes. " * 2, seed=5)
     others = [
-        ask(full, "A neighbour of about the same length as that.", temperature=0.0, depth_temperature=0.0),
-        ask(full, "Somebody else, who has other settings.", top_k=5, top_p=0.7, seed=6),
-        ask(full, "The third one penalises what it has said.", repetition_penalty=1.3, depth_top_p=0.5, seed=7),
+        ask(full, "A neighbour.", temperature=0.0, depth_temperature=0.0),
+        ask(full, "Somebody else.", top_k=5, top_p=0.7, seed=6),
+        ask(full, "The third one.", repetition_penalty=1.3, depth_top_p=0.5, seed=7),
     ]
-    assert len({bucket(prompt.length, TOKENS) for prompt, _ in (ours, *others)}) == 1, "one shape of text and prefill"
+    assert tokens(ours) == tokens(ours, *others), "one shape of text; and of prefill, where ours is the longest"
     (alone,) = lockstep(captured, FULL, [ours], frames=24)
     assert len({tuple(frame) for frame in alone.codes}) > 12
     for place in range(4):
@@ -99,9 +104,13 @@ def test_codes_are_bit_equal_whatever_the_neighbours(full: Model, captured: Exec
 
 def test_codes_are_bit_equal_beside_a_guided_request(full: Model, captured: Executor) -> None:
     """Which doubles the backbone's batch: the plain one beside it is in one shape with itself beside another."""
-    plain = ask(full, "Without, but long enough.", seed=3)
-    guided = [ask(full, text, seed=4, cfg_scale=3.0) for text in ("With guidance.", "As well, and")]
-    assert len({bucket(row.length, TOKENS) for prompt, _ in (plain, *guided) for row in prompt.rows}) == 1
+    plain = ask(full, "Without.", seed=3)
+    texts = (
+        "With guidance, and some more words than the other one has.",
+        "As well, and just as many of them as that one has.",
+    )
+    guided = [ask(full, text, seed=4, cfg_scale=3.0) for text in texts]
+    assert len({tokens(one, *rest) for one in guided for rest in ((), (plain,))}) == 1
     beside = [lockstep(captured, FULL, [one, plain], frames=24) for one in guided]
     (alone,) = lockstep(captured, FULL, guided[:1], frames=24)
     assert same(beside[0][1], beside[1][1])
@@ -117,6 +126,39 @@ def test_what_belongs_to_others_reaches_nobody(full: Model, captured: Executor) 
         tensor.fill_(nan)
     (dirty,) = lockstep(captured, FULL, [ours], frames=24)
     assert same(dirty, clean)
+
+
+def test_no_bit_of_a_text_depends_on_its_pack(full: Model, captured: Executor) -> None:
+    """Wherever it stands there (long ones come first), and whether its neighbour's tokens are numbers or NaN."""
+    ours, long = ask(full, "In the middle of them all, or at an end. " * 2), ask(full, "Longer. " * 16)
+    short, shorter, beyond = (
+        ask(full, text) for text in ("Short, but not as short as that. ", "Short.", "Beyond. " * 12)
+    )
+    packs = [[ours, short, shorter], [long, ours], [shorter, beyond, ours], [short, ours, beyond]]
+    assert {tokens(*asks) for asks in packs} == {64}
+    first = own_states(captured, packs[0], 0)
+    for asks in packs:
+        assert torch.equal(own_states(captured, asks, asks.index(ours)), first), len(asks)
+    table, said = full.text_encoder.embed_tokens.weight, ids_of(ours)  # type: ignore[attr-defined]
+    broken = next(i for i in ids_of(long) if i not in said)
+    kept = table[broken].clone()
+    table[broken] = nan
+    try:
+        assert own_states(captured, [long, ours], 0).isnan().all()
+        assert torch.equal(own_states(captured, [long, ours], 1), first)
+    finally:
+        table[broken] = kept
+
+
+def ids_of(ask: Ask) -> list[int]:
+    return [i for row in ask[0].rows for segment in row.segments for i in segment.ids]  # type: ignore[union-attr]
+
+
+def own_states(executor: Executor, asks: list[Ask], place: int) -> torch.Tensor:
+    """What a text step leaves for the backbone, of one of the requests."""
+    executor.stages.prompts.zero_()
+    executor.run(Step(Stage.TEXT, tuple(admitted(FULL, asks, 1))))
+    return executor.stages.prompts[1 + place, : asks[place][0].length].clone()
 
 
 def test_fused_stages_are_as_exact_as_plain_ones(full: Model, captured: Executor) -> None:

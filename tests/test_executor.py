@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from lockstep import Ask, Said, lockstep, wave
+from lockstep import Ask, Said, admitted, lockstep, wave
 from safetensors.torch import load_file
 
 from engine import models
 from engine.batch import TOKENS, bucket
-from engine.core import Limits, Reference, Request
+from engine.core import Limits, Reference, Request, Stage, Step
 from engine.executor import Executor
 from engine.messages import EMBEDDED_VOICE
 from engine.models import Model
@@ -157,6 +157,40 @@ def test_codes_are_bit_equal_beside_a_guided_request(tiny: Model) -> None:
         for i, said in zip(order, together, strict=True):
             assert said.codes == alone[i].codes, order
             assert said.pcm == alone[i].pcm
+
+
+def test_texts_of_one_step_enter_their_own_prompts_and_nothing_else(tiny: Model) -> None:
+    """With references, guidance and one that is much longer: as one by one, in any order. Not to the last bit, since
+    another number of tokens is another shape."""
+    expected = load_file(GOLDEN / "breeze" / "expected_model.safetensors")
+    asks = list({id(ask[0].rows): ask for ask in golden_asks(tiny, expected).values()}.values())[:4]
+    asks.append((tiny.prompt(Request("word " * 24, tiny.spec.sampling)), tiny.spec.sampling))
+    limits = replace(TINY_LIMITS, num_slots=12, num_pages=12 * 16)
+    executor = Executor(tiny, limits)
+    alone = []
+    for ask in asks:
+        alone += prompts_after(executor, limits, [ask])
+    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+        together = prompts_after(executor, limits, [asks[i] for i in order])
+        for one, i in zip(together, order, strict=True):
+            torch.testing.assert_close(one, alone[i], atol=1e-6, rtol=0)
+
+
+def prompts_after(executor: Executor, limits: Limits, asks: list[Ask]) -> list[torch.Tensor]:
+    """What the backbone would receive of each request's sequences, one after the other; of nobody else anything."""
+    prompts = executor.stages.prompts
+    prompts.fill_(torch.nan)
+    rows = admitted(limits, asks, 1)
+    executor.run(Step(Stage.TEXT, tuple(rows)))
+    own = []
+    for row, (prompt, _) in zip(rows, asks, strict=True):
+        parts = [prompts[slot, : one.length].clone() for slot, one in zip(row.slots, prompt.rows, strict=True)]
+        assert torch.isfinite(torch.cat(parts)).all()
+        for slot, one in zip(row.slots, prompt.rows, strict=True):
+            prompts[slot, : one.length] = torch.nan
+        own.append(torch.cat(parts))
+    assert prompts[1:].isnan().all()
+    return own
 
 
 def test_a_slot_starts_anew_with_each_owner(mini: Model) -> None:

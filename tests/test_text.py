@@ -1,4 +1,4 @@
-"""text.py: what a token sees, what padding changes (nothing), and how a config is read."""
+"""text.py: what a token sees, what its pack changes (nothing), and how a config is read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,16 @@ def ids(length: int, seed: int = 0) -> Tensor:
 
 
 def alone(module: TextEncoder, row: Tensor) -> Tensor:
-    return module(row[None], torch.tensor([len(row)]))[0]
+    return module(row, torch.tensor([len(row)]), len(row))
+
+
+def packed(module: TextEncoder, rows: list[Tensor], count: int, tokens: int, longest: int) -> list[Tensor]:
+    """The rows' states, from one pack of that shape."""
+    lengths = torch.tensor([len(row) for row in rows] + [0] * (count - len(rows)))
+    padding = torch.full((tokens - int(lengths.sum()),), 7)
+    states = module(torch.cat((*rows, padding)), lengths, longest)
+    assert states.shape == (tokens, CONFIG["hidden_size"])
+    return list(states.split([*lengths.tolist(), len(padding)])[: len(rows)])
 
 
 def reach(module: TextEncoder, length: int, changed: int) -> list[int]:
@@ -82,40 +91,69 @@ def test_the_official_window() -> None:
     assert (visible.min(), visible.max()) == (-256, 255)
 
 
-def test_padding_and_row_order_change_nothing() -> None:
+ROWS = [ids(3, 1), ids(17, 2), ids(1, 3), ids(9, 4)]
+
+
+@pytest.mark.parametrize(("count", "tokens", "longest"), [(4, 30, 17), (4, 32, 32), (8, 64, 20)])
+def test_packed_is_one_by_one(count: int, tokens: int, longest: int) -> None:
+    """In any order, with and without padding; another shape, so not to the last bit."""
     module = encoder()
-    rows = [ids(3, 1), ids(17, 2), ids(1, 3), ids(9, 4)]
-    lengths = torch.tensor([len(row) for row in rows])
-    batch = torch.full((4, 20), 7)
-    for place, row in enumerate(rows):
-        batch[place, : len(row)] = row
-    states = module(batch, lengths)
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]):
+        rows = [ROWS[i] for i in order]
+        for row, states in zip(rows, packed(module, rows, count, tokens, longest), strict=True):
+            torch.testing.assert_close(states, alone(module, row), atol=2e-6, rtol=0)
+
+
+def test_neighbours_change_no_bit() -> None:
+    """Within one shape, in one place: whatever stands before and behind, and nothing. That another place changes none
+    either is the fused kernels' word; a CPU's vectors and their rests may round apart."""
+    module = encoder()
+    row, others = ids(9, 4), [ids(11, seed) for seed in range(5, 11)]
+    expected = packed(module, [others[0], row], 4, 64, 32)[1]
+    for before, behind in ((1, []), (2, [3]), (4, [5, 0])):
+        rows = [others[before], row, *(others[i] for i in behind)]
+        assert torch.equal(packed(module, rows, 4, 64, 32)[1], expected)
+    split = packed(module, [others[1][:4], others[1][4:], row, others[2]], 4, 64, 32)
+    assert torch.equal(split[2], expected)
+
+
+def test_another_place_changes_next_to_nothing() -> None:
+    module, row = encoder(), ids(9, 4)
+    expected = packed(module, [row], 4, 64, 32)[0]
+    for before in (1, 2, 7, 16, 31):
+        moved = packed(module, [ids(before), row], 4, 64, 32)[1]
+        torch.testing.assert_close(moved, expected, atol=1e-6, rtol=0)
+
+
+def test_a_neighbours_nan_stays_with_him() -> None:
+    """Token 39 looks up a vector of its own, which is NaN here."""
+    module, row = encoder(), ids(9, 4)
+    module.embed_tokens.eoi_embedding.fill_(torch.nan)
+    broken = torch.full((7,), 39)
+    clean = packed(module, [ids(7), row, ids(5)], 4, 32, 32)
+    for rows in ([broken, row, ids(5)], [ids(7), row, broken[:5]], [broken, row, broken, broken]):
+        states = packed(module, rows, 4, 32, 32)
+        assert torch.equal(states[1], clean[1])
+        assert states[0].isnan().all() or torch.equal(states[0], clean[0])
+
+
+def test_a_pack_without_segments_is_finite() -> None:
+    """As it is when its shape is captured."""
+    states = encoder()(torch.zeros(16, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), 16)
     assert torch.isfinite(states).all()
-    for place, row in enumerate(rows):
-        torch.testing.assert_close(states[place, : len(row)], alone(module, row), atol=2e-6, rtol=0)
-    turned = module(batch.flip(0), lengths.flip(0)).flip(0)
-    torch.testing.assert_close(turned, states, atol=2e-6, rtol=0)
-
-
-def test_what_stands_in_the_padding_does_not_matter() -> None:
-    module = encoder()
-    batch = torch.stack((ids(16, 5), ids(16, 5)))
-    batch[1, 6:] = 0
-    states = module(batch, torch.tensor([6, 6]))
-    assert torch.equal(states[0, :6], states[1, :6])
 
 
 def test_end_of_image_has_its_own_unscaled_vector() -> None:
     embedding = encoder().embed_tokens
-    states = embedding(torch.tensor([[39, 5]]))
-    assert torch.equal(states[0, 0], embedding.eoi_embedding)
-    torch.testing.assert_close(states[0, 1], embedding.weight[5] * 24**0.5)
+    states = embedding(torch.tensor([39, 5]))
+    assert torch.equal(states[0], embedding.eoi_embedding)
+    torch.testing.assert_close(states[1], embedding.weight[5] * 24**0.5)
 
 
 def test_the_embedding_factor_is_rounded_to_the_weights_dtype() -> None:
     embedding = encoder(hidden_size=1152).embed_tokens.bfloat16()
     embedding.weight.fill_(1.0)
-    assert embedding(torch.tensor([[5]]))[0, 0, 0].item() == 34.0  # sqrt(1152) is 33.94
+    assert embedding(torch.tensor([5]))[0, 0].item() == 34.0  # sqrt(1152) is 33.94
 
 
 def test_bf16_stays_near_fp32() -> None:

@@ -36,11 +36,12 @@ class Functions:
     """The device work of a model's stages. Nothing here synchronises with the device.
 
     B requests are R = B sequences, or R = 2B: all conditional ones, then all unconditional ones in the same order.
-    T positions, K codebooks, H = the model's width.
+    T positions (of text: tokens of all segments), K codebooks, H = the model's width.
     """
 
-    encode_text: Callable[[Tensor, Tensor], Tensor]
-    """ids [B, T], of which lengths [B] >= 1 are real -> [B, T, H]."""
+    encode_text: Callable[[Tensor, Tensor, int], Tensor]
+    """ids [T] of segments that stand one after the other; lengths [B] of them, 0 where there is none; tokens of the
+    longest at most -> [T, H]. A segment sees nothing of the others, and nothing of the padding behind the last."""
     prefill: Callable[[Tensor, Tensor, Tensor, PagedKV, Tensor, int], Tensor]
     """embeds [R, T, H], positions and valid [R, T], kv, slots [R], pages -> [R, T, H]; valid ones enter kv."""
     decode: Callable[[Tensor, Tensor, Tensor, PagedKV, Tensor, int], Tensor]

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from engine.backbone import Backbone, BackboneConfig
+from engine.checks import RequestError
 from engine.codec import UNUSED, CodecConfig, CodecDecoder
 from engine.config import Section
 from engine.core import (
@@ -28,7 +29,6 @@ from engine.core import (
     Reference,
     ReferenceSegment,
     Request,
-    RequestError,
     SamplingParams,
     TextSegment,
 )
@@ -37,7 +37,7 @@ from engine.kv_cache import PagedKV
 from engine.models import Functions, State
 from engine.sampling import SamplingRows, SamplingState, draw, guide, penalise, uniforms
 from engine.text import TextConfig, TextEncoder
-from engine.weights import WHOLE_FOLDER, CheckpointError, stored
+from engine.weights import WHOLE_FOLDER, CheckpointError, outlines, stored
 from engine.weights import load as load_weights
 
 MODEL_TYPE = "breeze"
@@ -174,9 +174,9 @@ class Breeze(nn.Module):
         sampling = SamplingState.allocate(slots, self.end_id + 1, self.device)
         return State(kv, sampling, self.codec.init_state(slots, self.device))
 
-    def encode_text(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """ids [B, T], of which lengths [B] >= 1 are real -> [B, T, H]."""
-        states: Tensor = self.text_encoder_proj(self.text_encoder(ids, lengths))
+    def encode_text(self, ids: Tensor, lengths: Tensor, longest: int) -> Tensor:
+        """ids [T] of segments one after the other, lengths [B] of up to `longest` tokens, 0 of none -> [T, H]."""
+        states: Tensor = self.text_encoder_proj(self.text_encoder(ids, lengths, longest))
         return states
 
     def embed_frames(self, codes: Tensor) -> Tensor:
@@ -390,7 +390,7 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Breeze:
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     config = read_config(folder, main, audio)
     spec = read_spec(folder, main, audio, config, tokenizer)
-    with torch.device("meta"):
+    with outlines():
         model = Breeze(config, spec, tokenizer)
     codec = {f"audio_tokenizer.{name}": tensor for name, tensor in stored(folder / "audio_tokenizer").items()}
     tensors = stored(folder) | codec
