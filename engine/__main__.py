@@ -161,7 +161,7 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"runs, with seeds from --seed on (default: 1, sweeps {SWEEP_SEEDS})",
     )
-    add("--profile", default="h200-estimate", metavar="NAME|FILE", help="what steps cost (default: %(default)s)")
+    add("--profile", default=profiles.MEASURED, metavar="NAME|FILE", help="what steps cost (default: %(default)s)")
     add("--policy", nargs="+", choices=POLICIES, metavar="NAME", help=f"out of {', '.join(POLICIES)} (default: all)")
     add("--burst", type=positive, metavar="N", help="callers who come at once (default: 1)")
     add("--trace", type=Path, metavar="FILE", help="who calls when, in JSON lines, instead of random callers")

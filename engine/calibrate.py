@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from engine import chunking
+from engine.checks import RequestError
 from engine.clock import Clock, MonotonicClock
 from engine.core import (
     Admission,
@@ -23,7 +24,6 @@ from engine.core import (
     Prompt,
     PromptRow,
     Request,
-    RequestError,
     Row,
     SamplingParams,
     Stage,
@@ -42,21 +42,30 @@ SENTENCE = "The train to the coast leaves from platform nine in about twelve min
 MAX_FRAMES = sum(chunking.LADDER)
 """Of a script: each chunk size once."""
 WARM_BATCHES = (1, 2)
+HASTY_BATCHES = (1,)
+"""Of an engine that is to start at once, slow as it is: a round of eager steps takes a device half a second."""
 PROMPTS = (16, 32, 64, 128, 256, 512)
-"""Tokens of the prompts that are calibrated: the shapes that an executor pads to."""
+"""Tokens of the prompts that are calibrated: the shapes to which their prefill is padded, while texts are packed."""
 FEW = 10
 """Rounds at least of every shape; more are not spent on what no scheduler would choose: steps that share the device
 and yet take longer than Limits.max_step_seconds."""
 OPENING = frozenset({Stage.TEXT, Stage.PREFILL})
 
 
-def warm_up(model: Model, executor: Executor, limits: Limits, clock: Clock, predictor: Predictor) -> None:
+def warm_up(
+    model: Model,
+    executor: Executor,
+    limits: Limits,
+    clock: Clock,
+    predictor: Predictor,
+    wanted: Sequence[int] = WARM_BATCHES,
+) -> None:
     """Runs every stage at small batches, so that no first caller pays for first calls.
 
     The first round at each batch size is thrown away; the others are the Predictor's first observations, two of
     each step, since it does not believe a single one.
     """
-    for batch in batches(limits, WARM_BATCHES):
+    for batch in batches(limits, wanted):
         for i in range(3):
             for step, seconds in exercise(model, executor, limits, batch, clock):
                 if i:
@@ -196,11 +205,11 @@ class Calibration:
 
     def round(self, batch: int, number: int) -> None:
         """Prompts of all lengths with their first chunk; one of them, by number, goes on with the others."""
-        lengths = [length for length in self._lengths(batch) if self._matters(Stage.TEXT, batch, length)]
+        lengths = [length for length in self._lengths(batch) if self._opens(batch, length)]
         for length in lengths:
             whole = length == lengths[number % len(lengths)]
             for step in lockstep(self._spec, self._limits, batch, length):
-                if step.stage in OPENING or self._matters(step.stage, batch, step.length):
+                if step.stage in OPENING or self._matters((step.stage, batch, step.length)):
                     self._run(step)
                 if step.stage is Stage.CODEC and not whole:
                     break
@@ -209,13 +218,16 @@ class Calibration:
         """Of the prompts that there is room for."""
         return sorted({usual(self._spec, self._limits, batch, tokens)[0][0].length for tokens in PROMPTS})
 
-    def _matters(self, stage: Stage, batch: int, length: int) -> bool:
-        """Whether a step of this shape, or of a prompt of this length, is worth another round."""
-        parts = [(stage, batch, length)]
-        if stage is Stage.TEXT:
-            parts.append((Stage.PREFILL, batch, min(length, self._limits.max_prefill_tokens)))
-        seen = [self._costs.get(part, []) for part in parts]
-        slow = batch > 1 and any(min(seconds, default=0.0) > self._limits.max_step_seconds for seconds in seen)
+    def _opens(self, batch: int, length: int) -> bool:
+        """Whether text and prefill of prompts of this length are worth another round."""
+        text = next(lockstep(self._spec, self._limits, batch, length))
+        prefill = Stage.PREFILL, batch, min(length, self._limits.max_prefill_tokens)
+        return self._matters((text.stage, batch, text.length), prefill)
+
+    def _matters(self, shape: CostKey, *others: CostKey) -> bool:
+        """Whether steps of this shape, which come with some of others, are worth another round."""
+        seen = [self._costs.get(part, []) for part in (shape, *others)]
+        slow = shape[1] > 1 and any(min(seconds, default=0.0) > self._limits.max_step_seconds for seconds in seen)
         return not slow or len(seen[0]) < FEW
 
     def _run(self, step: Step) -> None:

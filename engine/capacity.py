@@ -157,8 +157,9 @@ class Sweep:
 
     @property
     def rated_load(self) -> float | None:
-        """The Predictor's capacity, which is the same under both limits; None if it took no part, or bears nothing."""
-        return (self.common[PREDICTOR].median or None) if PREDICTOR in self.common else None
+        """What the Predictor bears with every seed, on the slowest device too; None if it took no part, or bears
+        nothing. It is the same under both limits."""
+        return (min(self.common[PREDICTOR].loads) or None) if PREDICTOR in self.common else None
 
 
 def sweep(policies: Sequence[str], seeds: Sequence[int], base: Race, bound: float, runner: Runner) -> Sweep:

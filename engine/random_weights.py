@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from engine.config import Section
 from engine.models.breeze_tts_2 import AUDIO_MARKS, INS_BOS, INS_EOS, SPEAKERS, Breeze, read_config, read_spec
 from engine.norm import RMSNorm
+from engine.weights import outlines
 
 SEED = 20251130
 CHARS_PER_TOKEN = 4
@@ -216,7 +217,7 @@ def outline(name: str) -> Breeze:
     main = Section.of({**DIMENSIONS[name], "name": f"random-{name}"}, f"random weights {name}")
     audio = main.section("audio_tokenizer")
     config, words = read_config(HERE, main, audio), tokenizer(main.integer("audio_token_id"))
-    with torch.device("meta"):
+    with outlines():
         return Breeze(config, read_spec(HERE, main, audio, config, words), words)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 M = TypeVar("M", bound=nn.Module)
 FLOATS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -51,6 +53,26 @@ class StoredTensor:
 
     def __str__(self) -> str:
         return f"{self.kind} {list(self.shape)} in {self.file}"
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out what torch.nn.init would put into new parameters: on meta that imports PyTorch's compiler, which takes
+    longer than loading a small voice."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def outlines() -> Iterator[None]:
+    """What is built within has its shapes, on meta, and no numbers: for `load`."""
+    with torch.device("meta"), _Unfilled():
+        yield
 
 
 Source = Path | Mapping[str, StoredTensor | Tensor]
@@ -97,7 +119,7 @@ def load(
     skip: Sequence[str] = (),
     float32: Sequence[str] = (),
 ) -> M:
-    """Fill `module`, best built under `torch.device("meta")`, from the tensors named `prefix`...
+    """Fill `module`, best built within `outlines()`, from the tensors named `prefix`...
 
     The names of its parameters and persistent buffers are the checkpoint's below the prefix; a FusedLinear
     stands for its parts. `skip` (left aside) and `float32` (kept so whatever `dtype` is) are glob patterns of

@@ -18,10 +18,11 @@ from multiprocessing.connection import Connection
 
 from engine import device as devices
 from engine import models, profiles
-from engine.calibrate import warm_up
+from engine.calibrate import HASTY_BATCHES, WARM_BATCHES, warm_up
 from engine.capturing import summary, watched
+from engine.checks import RequestError, shown
 from engine.clock import Clock, MonotonicClock
-from engine.core import ErrorCode, Event, Output, Refused, RequestError, Submit, shown
+from engine.core import ErrorCode, Event, Output, Refused, Submit
 from engine.executor import load
 from engine.loop import run
 from engine.messages import (
@@ -150,7 +151,8 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
             if executor.memory:
                 tell(summary(executor.memory))
             predictor = Predictor(prior(config, model))
-            warm_up(model, executor, limits, clock, predictor)
+            hasty = devices.captures(model.device) and not config.graphs
+            warm_up(model, executor, limits, clock, predictor, HASTY_BATCHES if hasty else WARM_BATCHES)
             marks.append(clock.now())
         except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: the device's memory is too small
             connection.send(StartFailed(str(error)))

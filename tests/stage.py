@@ -23,6 +23,6 @@ M = TypeVar("M", bound=nn.Module)
 def load_stage(folder: Path, section: str, prefix: str, build: Callable[[Mapping[str, Any]], M]) -> M:
     """`build` makes the module from the config's section; its weights stand below `prefix`."""
     config = json.loads((folder / "config.json").read_text())[section]
-    with torch.device("meta"):
+    with weights.outlines():
         module = build(config)
     return weights.load(module, folder, prefix, dtype=torch.float32, device="cpu").eval()

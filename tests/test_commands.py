@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine import estimate
+from engine import estimate, profiles
 from engine.__main__ import main, runtime_config, started
 from engine.core import Limits, Stage
 from engine.machine import check_writable, write_json
@@ -82,15 +82,15 @@ def test_simulate_reads_what_calibrate_wrote(calibrated: Path, tmp_path: Path) -
     few = ("--requests", "5", "--load", "0.5", "--policy", "predictor")
     theirs = simulated(tmp_path / "a.json", *few, "--profile", str(calibrated))
     shipped = simulated(tmp_path / "b.json", *few)
-    assert (theirs["profile"], shipped["profile"]) == ("profile", "h200-estimate")
+    assert (theirs["profile"], shipped["profile"]) == ("profile", profiles.MEASURED)
     assert theirs["bound"] != shipped["bound"]
     assert theirs["policies"]["predictor"]["rtf"] != shipped["policies"]["predictor"]["rtf"]
 
 
 def test_simulate_tells_about_every_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = simulated(tmp_path / "out.json", "--requests", "10", "--load", "30", "--seed", "3", "--seeds", "2")
-    assert (data["load"], data["profile"], data["requests"], data["seeds"]) == (30.0, "h200-estimate", 10, [3, 4])
-    assert 60 < data["bound"] < 80
+    assert (data["load"], data["profile"], data["requests"], data["seeds"]) == (30.0, profiles.MEASURED, 10, [3, 4])
+    assert 400 < data["bound"] < 450
     assert (data["device"], data["command"][:18]) == ("simulated", "breezert simulate ")
     assert list(data["policies"]) == list(NAMES)
     for figures in data["policies"].values():
@@ -112,7 +112,7 @@ def test_simulate_takes_the_load_of_the_profile_and_moods(tmp_path: Path) -> Non
     data = simulated(tmp_path / "out.json", *few, "--profile", str(own))
     assert data["load"] == 12.5
     options = ("--barge-ins", "1", "--stalls", "0.5", "--drift", "100", "--burst", "5", "--load", "12.5")
-    moody = simulated(tmp_path / "out.json", *few, *options)
+    moody = simulated(tmp_path / "out.json", *few, *options, "--profile", str(own))
     assert [moody[name] for name in ("barge_ins", "stalls", "drift_ppm", "burst")] == [1.0, 0.5, 100.0, 5]
     calm, hasty = data["policies"]["predictor"], moody["policies"]["predictor"]
     assert calm["unheard_seconds"] == 0 < hasty["unheard_seconds"] < hasty["audio_seconds"] < calm["audio_seconds"]
@@ -142,7 +142,7 @@ def test_simulate_explains_every_decision(tmp_path: Path, capsys: pytest.Capture
     said = capsys.readouterr()
     stages = [line.split()[1] for line in said.out.splitlines()]
     assert stages == ["text", "prefill", "depth", "codec", "decode", "depth", "decode", "codec"]
-    assert said.out.startswith("0.5000 text for 0:text[new] (1 of 1): start priority; not anybody\n")
+    assert said.out.startswith("0.5013 text for 0:text[new] (1 of 1): start priority; not anybody\n")
     assert "predictor" in said.err
 
 

@@ -8,7 +8,8 @@ import torch
 from engine import random_weights
 from engine.bench import fixed
 from engine.bench_concurrency import plain_loop
-from engine.core import Mode, Request, RequestError, SamplingParams, Stage, Step, StepResult
+from engine.checks import RequestError
+from engine.core import Mode, Request, SamplingParams, Stage, Step, StepResult
 from engine.executor import Executor, load
 from engine.messages import RuntimeConfig
 from engine.models.breeze_tts_2 import Breeze

@@ -116,7 +116,7 @@ def test_a_sweep_draws_and_tells_what_it_found(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("engine.capacity.sweep", lambda *_: found)
     asked = Asked(estimate.profile(), Race(requests=20), (), range(2), tmp_path / "sweep.png")
     data = simulate.sweep(asked, console := Console(file=StringIO(), width=80))
-    assert (data["load"], data["rated_load"]) == (33.25, 62.0)
+    assert (data["load"], data["rated_load"]) == (33.25, 60.0)
     assert (data["profile"], data["requests"], data["seeds"]) == ("h200-estimate", 20, [0, 1])
     assert (data["first_audio_at_most"], data["predictor_unloaded_ttfa_p95_ms"]) == (5.0, 25.0)
     assert data["mean_speed"] == pytest.approx((speed(0) + speed(1)) / 2, abs=1e-4)

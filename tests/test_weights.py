@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from engine.weights import CheckpointError, FusedLinear, load, read_json, stored
+from engine.weights import CheckpointError, FusedLinear, load, outlines, read_json, stored
 
 
 class Attention(nn.Module):
@@ -36,7 +38,7 @@ def tensors() -> dict[str, Tensor]:
 
 
 def on_meta() -> Attention:
-    with torch.device("meta"):
+    with outlines():
         return Attention()
 
 
@@ -192,3 +194,27 @@ def test_a_constant_left_on_meta_is_a_programmers_error() -> None:
     module.register_buffer("angles", torch.zeros(3, device="meta"), persistent=False)
     with pytest.raises(AssertionError, match="explicit device='cpu'"):
         fill(module, tensors())
+
+
+def test_outlines_have_shapes_and_cost_no_compiler() -> None:
+    """PyTorch's own initialisation on meta imports torch._dynamo, which takes seconds."""
+    script = (
+        "import sys, torch; from torch import nn; from engine.weights import outlines\n"
+        "with outlines():\n"
+        "    made = [nn.Linear(2, 3), nn.Embedding(4, 5), nn.Conv1d(1, 2, 3), nn.ConvTranspose1d(1, 2, 3)]\n"
+        "    made.append(nn.Parameter(torch.zeros(6)))\n"
+        "print(made[0].weight.shape, all(p.is_meta for m in made[:-1] for p in m.parameters()), made[-1].is_meta)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["torch.Size([3, 2]) True True", "False"]
+
+
+def test_loading_a_voice_costs_no_compiler() -> None:
+    script = (
+        "import sys, torch; from engine import models; from engine.messages import EMBEDDED_VOICE\n"
+        "models.load(EMBEDDED_VOICE, device=torch.device('cpu'), dtype=torch.float32)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["False"]
