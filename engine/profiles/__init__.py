@@ -9,6 +9,8 @@ from engine.machine import write_json
 from engine.profile import Profile
 
 FOLDER = Path(__file__).parent
+MEASURED = "random-breeze-tts-2-nvidia-h200"
+"""What simulate takes by itself: Breeze TTS 2 at its real size, with random weights, on one H200."""
 LONG = ("order", "costs")
 """Of a profile's fields, so that they stay last in its file."""
 
