@@ -1,7 +1,12 @@
-"""Encodes mono PCM into Opus packets of 20 ms. It knows neither RTP nor when a packet is due."""
+"""Encodes mono PCM into Opus packets of 20 ms, and decodes packets of any length.
+
+It knows neither RTP nor when a packet is due.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from fractions import Fraction
 
 import av
@@ -9,9 +14,13 @@ import numpy as np
 from av.audio.codeccontext import AudioCodecContext
 from numpy.typing import NDArray
 
+from agent.libopus import RESET_STATE, libopus
+
 RATES = (8000, 12000, 16000, 24000, 48000)
 """What Opus takes as it is (RFC 6716, section 2); on the wire its clock is always 48 kHz (RFC 7587, section 4.1)."""
 BIT_RATE = 32_000
+HEARING_RATE = 16_000
+"""What speech detectors and recognisers take."""
 COMPLEXITY = 5
 """Of 10. Measured on 2 cores: 0.19 ms a packet against 0.22 ms at 10."""
 
@@ -45,6 +54,58 @@ class OpusEncoder:
         self._position += self.packet_samples
         (packet,) = self._codec.encode(frame)
         return bytes(packet)
+
+
+class OpusDecoder:
+    """One stream's decoder: mono at `sample_rate`, whatever the packets hold. One call at a time, from any thread.
+
+    Decodes straight to 16 kHz: a low rate costs less, and nothing is left to resample (RFC 6716, section 4.2.9).
+    Raises ValueError for a sample rate that Opus does not take, LibraryMissing where there is no libopus.
+    """
+
+    def __init__(self, sample_rate: int = HEARING_RATE) -> None:
+        check_rate(sample_rate)
+        self.sample_rate = sample_rate
+        self._library = libopus()
+        self._decoder = self._library.opus_decoder_create(sample_rate, 1, None)
+        if not self._decoder:
+            raise MemoryError("libopus has no memory for a decoder")
+        weakref.finalize(self, self._library.opus_decoder_destroy, self._decoder)
+        self._out = np.zeros(sample_rate * 120 // 1000, np.int16)  # the longest packet
+
+    def decode(self, payload: bytes) -> NDArray[np.int16] | None:
+        """What the packet holds, int16 [samples]; None where it is no Opus packet."""
+        return self._call(payload, self._out.size, fec=False) if payload else None
+
+    def conceal(self, num_samples: int, following: bytes | None = None) -> NDArray[np.int16]:
+        """A guess at what is missing before the packet `following`, int16 [num_samples], a multiple of 2.5 ms.
+
+        A copy of the end of it that `following` carries is used (in-band FEC), and that packet is still to be decoded.
+        """
+        grain = self.sample_rate // 400
+        assert num_samples > 0 and num_samples % grain == 0, f"not a multiple of {grain} samples: {num_samples}"
+        *before, last = _stretches(num_samples, self._out.size)
+        parts = [self._guess(count) for count in before]
+        end = self._call(following, last, fec=True) if following else None
+        return np.concatenate([*parts, self._guess(last) if end is None else end])
+
+    def reset(self) -> None:
+        """Forgets what was decoded: the next packet is the first of another stream."""
+        self._library.opus_decoder_ctl(ctypes.c_void_p(self._decoder), RESET_STATE)
+
+    def _guess(self, num_samples: int) -> NDArray[np.int16]:
+        samples = self._call(None, num_samples, fec=False)
+        return np.zeros(num_samples, np.int16) if samples is None else samples
+
+    def _call(self, payload: bytes | None, num_samples: int, fec: bool) -> NDArray[np.int16] | None:
+        length = len(payload) if payload else 0
+        count = self._library.opus_decode(self._decoder, payload, length, self._out.ctypes.data, num_samples, fec)
+        return self._out[:count].copy() if count >= 0 else None
+
+
+def _stretches(num_samples: int, most: int) -> list[int]:
+    """Cuts so that only the first one may be shorter: the last one is to hold a whole frame, for in-band FEC."""
+    return [min(most, num_samples - start) for start in range(0, num_samples, most)][::-1]
 
 
 def check_rate(sample_rate: int) -> None:
