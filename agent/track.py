@@ -32,7 +32,7 @@ class SpeechTrack(MediaStreamTrack):
     """Never falls silent on the wire: where there is no speech, packets of silence flow.
 
     `recv` paces itself, because aiortc's sender sends what it is given at once. At most one packet is encoded ahead; a
-    flush replaces it. `sent` is called with every packet in the moment in which it is handed over.
+    flush or a pause replaces it. `sent` is called with every packet in the moment in which it is handed over.
     """
 
     kind = "audio"
@@ -58,6 +58,16 @@ class SpeechTrack(MediaStreamTrack):
         unsent, self._ahead = self._ahead is not None, None
         return self._buffer.flush(epoch, unsent=unsent)
 
+    def pause(self) -> None:
+        """Fades out with the next packet and keeps speech back; see PlayoutBuffer.pause."""
+        if not self._buffer.paused:  # else the packet that waits is silence, or the fade itself
+            unsent, self._ahead = self._ahead is not None, None
+            self._buffer.pause(unsent=unsent)
+
+    def resume(self) -> None:
+        """Goes on with the next packet that is popped, where the fade-out began; see PlayoutBuffer.resume."""
+        self._buffer.resume()
+
     async def recv(self) -> av.Packet[Stream]:
         """The next packet, in the moment in which it is due."""
         if self.readyState != "live":
@@ -66,7 +76,7 @@ class SpeechTrack(MediaStreamTrack):
         await self._until(due_at - AHEAD_SECONDS)
         payload = await self._encode()
         await self._until(due_at)
-        while self._ahead is None:  # flushed after it was popped
+        while self._ahead is None:  # flushed or paused after it was popped
             payload = await self._encode()
         packet, self._ahead = self._ahead, None
         self._sent(packet)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from numpy.typing import NDArray
 
-from agent.playout import FADE_SECONDS, MAX_HOLD, MIN_LEAD, PCM, CueKind, Packet, PlayoutBuffer
+from agent.playout import FADE_SECONDS, MAX_HOLD, MIN_LEAD, PCM, Cue, CueKind, Packet, PlayoutBuffer
 
 RATE = 24_000
 PACKET = 480
@@ -367,6 +368,258 @@ def test_chunks_of_an_older_epoch_are_dropped_even_under_a_name_that_is_used_aga
     assert playout.pop(PACKET, 0.0).samples.tolist() == [2] * PACKET
 
 
+# ---- pause ----------------------------------------------------------------------------------------------------
+
+
+def playing(playout: PlayoutBuffer, now: float = 0.0) -> PCM:
+    """Speech of a constant level, of which one packet has been played; returns a packet of it."""
+    playout.push("a", 0, pcm(10_000, 8 * PACKET), now, slack=1.0)
+    return playout.pop(PACKET, now).samples
+
+
+def test_a_pause_fades_out_over_samples_that_are_played_again() -> None:
+    playout, ramp = buffer("a"), np.arange(10_000, 10_000 + 8 * PACKET, dtype=np.int16)
+    playout.push("a", 0, ramp, 0.0, slack=INFINITE, final=True)
+    first = playout.pop(PACKET, 0.0).samples
+    playout.pause()
+    paused, cues = drain(playout, 0.02, 5)
+    assert cues == [(CueKind.SUSPENDED, "a")]
+    assert (np.diff(paused[:FADE].astype(int)) <= 0).all()
+    assert paused[0] > 10_400
+    assert paused[FADE - 1] < 100
+    assert not paused[FADE:].any()
+    assert playout.heard("a") == PACKET
+    playout.resume()
+    rest, cues = drain(playout, 0.12, 8)
+    assert cues == [(CueKind.CONTINUED, "a"), (CueKind.ENDED, "a")]
+    assert rest[0] < 100
+    assert rest[FADE - 1] > 10_400
+    assert (rest[:FADE] <= ramp[PACKET:][:FADE]).all()
+    assert np.concatenate([first, rest[FADE:]]).tolist() == [*ramp[:PACKET], *ramp[PACKET + FADE :], *[0] * PACKET]
+
+
+def test_a_pauses_cues_carry_the_position_and_whether_the_clock_runs() -> None:
+    playout = buffer("a")
+    playing(playout)
+    playout.pause()
+    packet = playout.pop(PACKET, 0.02)
+    (cue,) = packet.cues
+    assert (cue.kind, cue.at, cue.played_samples, cue.running) == (CueKind.SUSPENDED, 0.02, PACKET, False)
+    assert packet.playing is None
+    playout.pop(PACKET, 0.04)
+    playout.resume()
+    packet = playout.pop(PACKET, 0.06)
+    (cue,) = packet.cues
+    assert (cue.kind, cue.at, cue.played_samples, cue.running) == (CueKind.CONTINUED, 0.06, PACKET, True)
+    assert (packet.playing, packet.played_samples, cue.missed_samples) == ("a", PACKET, 0)
+
+
+def test_pausing_or_resuming_twice_is_as_once() -> None:
+    playout = buffer("a")
+    playing(playout)
+    playout.resume()  # nothing is paused
+    playout.pause()
+    playout.pause()
+    _, cues = drain(playout, 0.02, 1)
+    playout.pause(unsent=True)  # changes nothing: that packet is to be sent
+    silence, more = drain(playout, 0.04, 2)
+    assert not silence.any()
+    playout.resume()
+    playout.resume()
+    assert cues + more + kinds(playout.pop(PACKET, 0.08)) == [(CueKind.SUSPENDED, "a"), (CueKind.CONTINUED, "a")]
+    assert not playout.paused
+
+
+def test_a_pause_that_is_taken_back_before_its_first_packet_is_not_heard() -> None:
+    playout = buffer("a")
+    level = playing(playout)
+    playout.pause()
+    playout.resume()
+    packet = playout.pop(PACKET, 0.02)
+    assert packet.samples.tolist() == level.tolist()
+    assert packet.cues == ()
+
+
+def test_a_pause_takes_back_the_packet_that_was_not_sent() -> None:
+    playout = buffer("a", "b")
+    playout.push("a", 0, pcm(10_000, PACKET + 100), 0.0, slack=INFINITE, final=True)
+    playout.push("b", 0, pcm(20_000, PACKET), 0.0, slack=INFINITE, final=True)
+    playout.pop(PACKET, 0.0)
+    playout.pop(PACKET, 0.02)  # the end of a, the start of b: never sent
+    playout.pause(unsent=True)
+    assert (playout.heard("a"), playout.heard("b")) == (PACKET, 0)
+    paused, cues = drain(playout, 0.02, 3)
+    assert paused[0] > 9900
+    assert not paused[100:].any()  # of b nothing was to be heard yet
+    assert cues == [(CueKind.SUSPENDED, "a")]
+    playout.resume()
+    samples, cues = drain(playout, 0.08, 2)
+    assert samples[100:].tolist() == [20_000] * PACKET + [0] * (PACKET - 100)
+    assert cues == [
+        (CueKind.CONTINUED, "a"),
+        (CueKind.ENDED, "a"),
+        (CueKind.STARTED, "b"),
+        (CueKind.ENDED, "b"),
+    ]
+
+
+def test_chunks_are_taken_during_a_pause_and_neither_underruns_nor_lateness_are_counted() -> None:
+    playout = buffer("a")
+    playout.push("a", 0, pcm(10_000, PACKET), 0.0, slack=0.02)
+    playout.pop(PACKET, 0.0)  # all that there is
+    playout.pause()
+    paused, cues = drain(playout, 0.02, 50)
+    assert playout.push("a", 0, pcm(10_000, 4 * PACKET), 1.0, slack=0.02)
+    assert playout.buffered == pytest.approx(0.08)
+    assert playout.lead == MIN_LEAD
+    drain(playout, 1.02, 49)
+    playout.resume()
+    samples, more = drain(playout, 2.0, 3)
+    assert not paused.any()
+    assert samples[FADE:].tolist() == [10_000] * (3 * PACKET - FADE)
+    assert cues + more == [(CueKind.SUSPENDED, "a"), (CueKind.CONTINUED, "a")]
+    assert playout.push("a", 0, pcm(10_000), 2.05, slack=0.02)
+    assert playout.lead == MIN_LEAD
+
+
+def test_who_starved_before_a_pause_resumes_after_it_and_only_the_silence_outside_of_it_is_missed() -> None:
+    playout = buffer("a")
+    playout.push("a", 0, pcm(10_000, PACKET + 80), 0.0, slack=1.0)
+    _, cues = drain(playout, 0.0, 3)
+    playout.pause()
+    _, more = drain(playout, 0.06, 20)
+    playout.push("a", 0, pcm(20_000, 1000), 0.5, slack=1.0)
+    playout.resume()
+    packet = playout.pop(PACKET, 0.5)
+    assert cues + more == [(CueKind.STARTED, "a"), (CueKind.PAUSED, "a")]
+    assert [(cue.kind, cue.missed_samples) for cue in packet.cues] == [(CueKind.RESUMED, 400 + PACKET)]
+    assert packet.samples.tolist() == [20_000] * PACKET  # it came out of silence: no fade
+
+
+def test_who_has_nothing_to_go_on_with_after_a_pause_starves() -> None:
+    playout = buffer("a")
+    playout.push("a", 0, pcm(10_000, PACKET), 0.0, slack=1.0)
+    playout.pop(PACKET, 0.0)
+    playout.pause()
+    playout.pop(PACKET, 0.02)
+    playout.resume()
+    assert kinds(playout.pop(PACKET, 0.04)) == [(CueKind.CONTINUED, "a"), (CueKind.PAUSED, "a")]
+    playout.push("a", 0, pcm(20_000, PACKET), 0.06, slack=1.0)
+    (cue,) = playout.pop(PACKET, 0.06).cues
+    assert (cue.kind, cue.missed_samples) == (CueKind.RESUMED, PACKET)
+
+
+def test_an_utterance_that_comes_during_a_pause_is_suspended_at_its_first_sample_and_starts_without_a_fade() -> None:
+    playout = buffer()
+    playout.pause()  # nothing plays
+    silence, cues = drain(playout, 0.0, 2)
+    playout.enqueue("a")
+    _, more = drain(playout, 0.04, 1)
+    assert cues + more == []
+    playout.push("a", 0, pcm(10_000, PACKET), 0.05, slack=1.0)
+    packet = playout.pop(PACKET, 0.06)
+    assert [(cue.kind, cue.played_samples, cue.running) for cue in packet.cues] == [(CueKind.SUSPENDED, 0, False)]
+    assert not silence.any()
+    assert not packet.samples.any()
+    playout.resume()
+    packet = playout.pop(PACKET, 0.08)
+    assert kinds(packet) == [(CueKind.STARTED, "a")]
+    assert packet.samples.tolist() == [10_000] * PACKET
+
+
+def test_a_first_packet_that_was_not_sent_is_taken_back_whole() -> None:
+    playout = buffer("a")
+    playing(playout)
+    playout.pause(unsent=True)
+    silence, cues = drain(playout, 0.0, 3)
+    assert not silence.any()  # nobody had heard anything, so there is nothing to fade
+    assert cues == [(CueKind.SUSPENDED, "a")]
+    playout.resume()
+    packet = playout.pop(PACKET, 0.06)
+    assert kinds(packet) == [(CueKind.STARTED, "a")]
+    assert packet.samples.tolist() == [10_000] * PACKET
+
+
+def test_what_was_played_whole_ends_during_a_pause_and_what_follows_waits() -> None:
+    playout = buffer("a", "b")
+    playout.push("a", 0, pcm(10_000, PACKET), 0.0, slack=1.0)
+    playout.push("b", 0, pcm(20_000, PACKET), 0.0, slack=INFINITE, final=True)
+    playout.pop(PACKET, 0.0)
+    playout.pause()
+    _, cues = drain(playout, 0.02, 2)
+    playout.end("a")
+    _, more = drain(playout, 0.06, 2)
+    assert cues + more == [(CueKind.SUSPENDED, "a"), (CueKind.ENDED, "a"), (CueKind.SUSPENDED, "b")]
+    playout.resume()
+    samples, cues = drain(playout, 0.1, 1)
+    assert samples.tolist() == [20_000] * PACKET
+    assert cues == [(CueKind.STARTED, "b"), (CueKind.ENDED, "b")]
+
+
+def test_a_flush_during_a_pause_is_silent_at_once_and_ends_the_pause() -> None:
+    playout = buffer("a", "b")
+    playing(playout)
+    playout.pause()
+    drain(playout, 0.02, 2)
+    assert playout.flush(1) == {"a": PACKET, "b": 0}
+    assert not drain(playout, 0.06, 3)[0].any()
+    playout.enqueue("c")
+    playout.push("c", 1, pcm(20_000, PACKET), 0.1, slack=INFINITE, final=True)
+    assert playout.pop(PACKET, 0.12).samples.tolist() == [20_000] * PACKET
+
+
+def test_a_flush_before_the_pauses_first_packet_fades() -> None:
+    playout = buffer("a")
+    playing(playout)
+    playout.pause()
+    assert playout.flush(1) == {"a": PACKET}
+    samples, cues = drain(playout, 0.02, 2)
+    assert samples[0] > 9900
+    assert not samples[FADE:].any()
+    assert cues == []
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_flush_in_place_of_a_packet_that_was_popped_in_or_after_a_pause(resumed: bool) -> None:
+    playout = buffer("a")
+    playing(playout)
+    playout.pause()
+    if not resumed:
+        playout.pop(PACKET, 0.02)  # the fade, never sent
+        assert playout.flush(1, unsent=True) == {"a": PACKET}
+        assert playout.pop(PACKET, 0.02).samples[0] > 9900
+        return
+    playout.pop(PACKET, 0.02)
+    playout.resume()
+    playout.pop(PACKET, 0.04)  # the fade-in, never sent
+    assert playout.flush(1, unsent=True) == {"a": PACKET}
+    assert not drain(playout, 0.04, 2)[0].any()
+
+
+def test_a_pause_in_place_of_a_flushs_fade_gives_that_fade() -> None:
+    playout = buffer("a")
+    playing(playout)
+    playout.flush(1)
+    fade = playout.pop(PACKET, 0.02).samples  # never sent
+    playout.pause(unsent=True)
+    assert fade.any()
+    assert playout.pop(PACKET, 0.02).samples.tolist() == fade.tolist()
+    assert not playout.pop(PACKET, 0.04).samples.any()
+
+
+def test_a_second_pause_before_the_first_fade_was_sent_fades_once() -> None:
+    playout = buffer("a")
+    playing(playout)
+    playout.pause()
+    fade = playout.pop(PACKET, 0.02).samples  # never sent
+    playout.resume()
+    playout.pause(unsent=True)
+    packet = playout.pop(PACKET, 0.02)
+    assert packet.samples.tolist() == fade.tolist()
+    assert kinds(packet) == [(CueKind.SUSPENDED, "a")]
+    assert not playout.pop(PACKET, 0.04).samples.any()
+
+
 # ---- properties -----------------------------------------------------------------------------------------------
 
 
@@ -453,3 +706,151 @@ class Listener(RuleBasedStateMachine):
 
 Listener.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
 TestListener = Listener.TestCase
+
+
+def level(number: int, positions: NDArray[np.int64]) -> PCM:
+    """What utterance `number` has at the positions: tells both, and is loud enough to be seen under a fade."""
+    return (2000 * (number % 8 + 1) + 1 + positions % 1999).astype(np.int16)
+
+
+class Doubter(RuleBasedStateMachine):
+    """A track that sends what it pops one step later, for a caller who pauses, resumes and interrupts at any time.
+
+    What was sent is kept in pieces: of each sample, whose it is and at which position, or that a fade covers it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.playout, self.now, self.epoch, self.spoken = PlayoutBuffer(RATE), 0.0, 0, 0
+        self.pushed: dict[int, int] = {}
+        self.open: set[int] = set()
+        self.sent: dict[int, int] = {}
+        """How far each was heard, as the cues and the samples say."""
+        self.ended: list[int] = []
+        self.playing: int | None = None
+        self.rise = 0
+        self.silent_before = True
+        self.ahead: Packet | None = None
+
+    @rule()
+    def ask(self) -> None:
+        self.spoken += 1
+        self.playout.enqueue(f"{self.spoken}")
+        self.pushed[self.spoken], self.sent[self.spoken] = 0, 0
+        self.open.add(self.spoken)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), count=st.integers(0, 1500), slack=st.floats(-0.3, 1), final=st.booleans())
+    def deliver(self, data: st.DataObject, count: int, slack: float, final: bool) -> None:
+        number = data.draw(st.sampled_from(sorted(self.open)))
+        at = self.pushed[number]
+        samples = level(number, np.arange(at, at + count))
+        assert self.playout.push(f"{number}", self.epoch, samples, self.now, slack, final)
+        self.pushed[number] += count
+        if final:
+            self.open.remove(number)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.open)))
+        self.playout.end(f"{number}")
+        self.open.remove(number)
+
+    @precondition(lambda self: self.pushed and self.epoch)
+    @rule(data=st.data())
+    def deliver_late(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.pushed)))
+        assert not self.playout.push(f"{number}", self.epoch - 1, pcm(32_000), self.now, 0.0)
+
+    @rule()
+    def pop(self) -> None:
+        if self.ahead is None:
+            self.ahead = self.playout.pop(PACKET, self.now)
+
+    @rule(packets=st.integers(1, 20))
+    def send(self, packets: int) -> None:
+        for _ in range(packets):
+            packet = self.ahead or self.playout.pop(PACKET, self.now)
+            self.ahead = None
+            self.hear(packet)
+            self.now += 0.02
+
+    @rule()
+    def pause(self) -> None:
+        if not self.playout.paused:
+            self.playout.pause(unsent=self.ahead is not None)
+            self.ahead = None
+        assert self.playout.paused
+
+    @rule()
+    def resume(self) -> None:
+        self.playout.resume()
+
+    @rule()
+    def flush(self) -> None:
+        self.epoch += 1
+        told = self.playout.flush(self.epoch, unsent=self.ahead is not None)
+        assert told == {f"{number}": count for number, count in self.sent.items() if number not in self.ended}
+        self.ahead = None
+        packet = self.playout.pop(PACKET, self.now)
+        assert packet.cues == ()
+        assert not packet.samples[FADE:].any()
+        self.pushed, self.open, self.sent, self.ended = {}, set(), {}, []
+        self.playing, self.rise = None, 0
+        assert not self.playout.paused
+
+    def hear(self, packet: Packet) -> None:
+        """Follows the cues through the packet; every sample outside of a fade must be the next of its utterance."""
+        at = 0
+        for cue in packet.cues:
+            begins = round((cue.at - packet.at) * RATE)
+            self.follow(packet.samples[at:begins])
+            at = begins
+            assert cue.played_samples == self.sent[int(cue.utterance)]
+            at += self.take_cue(cue, packet.samples[at:])
+        self.follow(packet.samples[at:])
+        assert packet.playing == (f"{self.playing}" if self.playing else None)
+
+    def take_cue(self, cue: Cue, samples: PCM) -> int:
+        """Returns how many samples the fade-out that begins with it covers."""
+        number = int(cue.utterance)
+        was = self.playing
+        self.playing = number if cue.running else None
+        self.rise = FADE if cue.kind is CueKind.CONTINUED else 0
+        if cue.kind is CueKind.ENDED:
+            self.ended.append(number)
+        if cue.kind is not CueKind.SUSPENDED or was is None:
+            return 0
+        assert was == number
+        again = level(number, self.sent[number] + np.arange(FADE))
+        assert (samples[:FADE] <= again).all()
+        return FADE
+
+    def follow(self, samples: PCM) -> None:
+        if self.playing is None:
+            assert not samples.any()
+            return
+        at = self.sent[self.playing]
+        expected = level(self.playing, np.arange(at, at + samples.size))
+        rising, self.rise = min(self.rise, samples.size), max(0, self.rise - samples.size)
+        assert (samples[:rising] <= expected[:rising]).all()
+        assert samples[rising:].tolist() == expected[rising:].tolist()
+        self.sent[self.playing] += samples.size
+
+    @invariant()
+    def no_position_goes_beyond_what_was_delivered(self) -> None:
+        assert all(count <= self.pushed[number] for number, count in self.sent.items())
+
+    def teardown(self) -> None:
+        """Whatever happened: once everything has ended and nothing is paused, every sample is heard."""
+        for number in list(self.open):
+            self.playout.end(f"{number}")
+        self.playout.resume()
+        self.send(sum(self.pushed.values()) // PACKET + 4)
+        assert self.sent == self.pushed
+        assert sorted(self.ended) == sorted(self.pushed)
+
+
+Doubter.TestCase.settings = settings(deadline=None, max_examples=80, stateful_step_count=40)
+TestDoubter = Doubter.TestCase

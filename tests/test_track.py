@@ -134,6 +134,45 @@ async def test_a_packet_that_was_encoded_ahead_is_replaced_by_one_encoding_and_n
     assert [packet.samples is bench.encoder.given[2] for _, packet in bench.sent] == [False] * 4
 
 
+@pytest.mark.parametrize("paused_at", [100.03, 100.0399])  # before the next packet is popped, and after
+async def test_a_pause_fades_out_in_the_very_next_packet_and_resumes_where_the_fade_began(
+    bench: Bench, paused_at: float
+) -> None:
+    bench.say(24_000)
+    bench.time.plans = [(paused_at, bench.track.pause), (100.09, bench.track.resume)]
+    packets = [await bench.track.recv() for _ in range(7)]
+    samples = [packet.samples for _, packet in bench.sent]
+    assert [packet.pts for packet in packets] == [960 * n for n in range(7)]
+    assert samples[2][0] > 9900
+    assert not np.any(samples[2][240:])
+    assert not np.any(samples[3:5])
+    assert samples[5][0] < 100
+    assert samples[5][240:].tolist() == [10_000] * 240
+    cues = [(cue.kind, cue.played_samples) for _, packet in bench.sent for cue in packet.cues]
+    assert cues == [(CueKind.STARTED, 0), (CueKind.SUSPENDED, 960), (CueKind.CONTINUED, 960)]
+    assert bench.buffer.heard("a") == 960 + 2 * 480
+
+
+async def test_a_second_pause_leaves_the_packet_that_was_encoded_ahead(bench: Bench) -> None:
+    bench.say(24_000)
+    bench.time.plans = [(100.03, bench.track.pause), (100.0399, bench.track.pause)]
+    for _ in range(4):
+        await bench.track.recv()
+    assert len(bench.encoder.given) == 4
+    assert bench.sent[2][1].samples[0] > 9900
+    assert not bench.sent[3][1].samples.any()
+
+
+async def test_a_flush_during_a_pause_is_silent(bench: Bench) -> None:
+    bench.say(24_000)
+    heard: list[dict[str, int]] = []
+    bench.time.plans = [(100.03, bench.track.pause), (100.0799, lambda: heard.append(bench.track.flush(1)))]
+    for _ in range(6):
+        await bench.track.recv()
+    assert heard == [{"a": 960}]
+    assert not any(packet.samples.any() for _, packet in bench.sent[3:])
+
+
 async def test_nothing_is_encoded_more_than_the_agreed_time_ahead(bench: Bench) -> None:
     await bench.track.recv()
     waiting = asyncio.ensure_future(bench.track.recv())
