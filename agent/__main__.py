@@ -23,6 +23,7 @@ COMMANDS = {
 
 def serve_parser() -> argparse.ArgumentParser:
     """The options of `serve`. Unknown ones are errors."""
+    from agent.answering import add_options
     from agent.serve import ServeConfig
 
     default = ServeConfig()
@@ -78,6 +79,7 @@ def serve_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="what is being said may take so long after SIGTERM (default: %(default)s)",
     )
+    add_options(parser)
     add("--verbose", action="store_true", help="log requests and calls on standard error")
     return parser
 
@@ -85,7 +87,9 @@ def serve_parser() -> argparse.ArgumentParser:
 def serve(argv: Sequence[str]) -> int:
     """Runs the server until a signal ends it."""
     from agent import serve as server
+    from agent.answering import answering as asked
     from agent.calls import CallLimits
+    from agent.trouble import SettingsError
 
     args = serve_parser().parse_args(argv)
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.WARNING)
@@ -96,9 +100,18 @@ def serve(argv: Sequence[str]) -> int:
         )
         limits = CallLimits(max_peers=args.max_peers, max_queued=args.max_queued)
         runtime = replace(runtime_config(args), max_wait=args.max_wait)
-        config = server.ServeConfig(runtime, access, limits, args.port, args.tls_cert, args.tls_key, args.drain)
+        config = server.ServeConfig(
+            runtime,
+            access,
+            limits,
+            args.port,
+            args.tls_cert,
+            args.tls_key,
+            answering=asked(args),
+            drain=args.drain,
+        )
         server.run(config)
-    except server.ServeError as error:
+    except (server.ServeError, SettingsError, ImportError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

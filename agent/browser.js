@@ -17,6 +17,9 @@
   probe.stats = async () =>
     [...(await probe.peer.getStats()).values()].find((entry) => entry.type === "inbound-rtp" && entry.kind === "audio");
 
+  /** Whether the server has sent a message of this kind. */
+  probe.said = (kind) => probe.messages.some(({ type }) => type === kind);
+
   const now = () => performance.timeOrigin + performance.now();
 
   function answerTimes() {

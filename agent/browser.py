@@ -55,8 +55,9 @@ def find_chromium() -> str | None:
 
 
 @asynccontextmanager
-async def chromium(path: str | None = None) -> AsyncIterator[Browser]:
-    """A headless browser. Raises BrowserError where playwright or the browser is missing, or either fails."""
+async def chromium(path: str | None = None, microphone: Path | None = None) -> AsyncIterator[Browser]:
+    """A headless browser; `microphone` is a WAV file that plays, once, from the moment in which a page asks for one.
+    Raises BrowserError where playwright or the browser is missing, or either fails."""
     try:
         from playwright.async_api import Error, async_playwright
     except ImportError:
@@ -68,13 +69,20 @@ async def chromium(path: str | None = None) -> AsyncIterator[Browser]:
     sandbox = ("--no-sandbox",) if os.geteuid() == 0 else ()  # Chromium cannot sandbox itself as root
     try:
         async with async_playwright() as playwright:
-            browser = await playwright.chromium.launch(executable_path=executable, args=[*CHROMIUM_ARGS, *sandbox])
+            args = [*CHROMIUM_ARGS, *sandbox, *(fake_microphone(microphone) if microphone else ())]
+            browser = await playwright.chromium.launch(executable_path=executable, args=args)
             try:
                 yield browser
             finally:
                 await browser.close()
     except Error as error:
         raise BrowserError(str(error).splitlines()[0]) from error
+
+
+def fake_microphone(file: Path) -> tuple[str, ...]:
+    """Chromium's options for a microphone that is a file, and that every page may use."""
+    capture = f"--use-file-for-fake-audio-capture={file}%noloop"
+    return "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream", capture
 
 
 @dataclass(frozen=True, slots=True)

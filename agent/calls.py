@@ -8,12 +8,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from agent.answering import Answering
+from agent.conversation import Conversation
+from agent.ears import Ears
 from agent.metrics import AgentMetrics
 from agent.opus import BIT_RATE, check_rate
 from agent.peer import PINGED_SILENCE, SILENCE, Peer
+from agent.receive import Receiver
 from agent.session import MAX_QUEUED, Engine, Session
 from engine.clock import Clock, MonotonicClock
 
+LISTENING_THREADS = 1
+"""Decoding, VAD and echo guard take some 0.5 ms for 20 ms of a microphone: one thread hears forty."""
 LISTENER_SECONDS = 0.3
 """What the listener's own jitter buffer may still hold when the last packet was sent (up to 190 ms after stalls)."""
 
@@ -41,7 +47,8 @@ class CallLimits:
 class Calls:
     """Every open call. To be made on the event loop that serves them.
 
-    `opened` is told of every new session, so that an application can speak in it.
+    `opened` is told of every new session, so that an application can speak in it; with `answering` there is somebody in
+    every call who listens and answers.
     Raises ValueError for a voice whose sample rate Opus does not take.
     """
 
@@ -51,15 +58,17 @@ class Calls:
         limits: CallLimits | None = None,
         clock: Clock | None = None,
         opened: Callable[[Session], None] = lambda session: None,
+        answering: Answering | None = None,
     ) -> None:
         check_rate(engine.spec.sample_rate)
         self.limits = limits or CallLimits()
         self.metrics = AgentMetrics(engine.snapshot)
         self.draining = False
-        self._engine, self._opened = engine, opened
+        self._engine, self._opened, self._answering = engine, opened, answering
         self._clock = clock or MonotonicClock()
         self._peers: dict[str, Peer] = {}
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="opus")
+        self._listeners = ThreadPoolExecutor(LISTENING_THREADS, thread_name_prefix="ears")
 
     @property
     def sessions(self) -> list[Session]:
@@ -124,6 +133,7 @@ class Calls:
         self.draining = True
         await asyncio.gather(*(peer.close("server ends") for peer in list(self._peers.values())))
         self._encoders.shutdown()
+        self._listeners.shutdown()
 
     def _new_peer(self) -> Peer:
         limits = self.limits
@@ -136,10 +146,39 @@ class Calls:
             max_queued=limits.max_queued,
             bit_rate=limits.bit_rate,
         )
-        peer = Peer(session, self._clock, self._forget, silence=limits.silence, pinged_silence=limits.pinged_silence)
+        peer = Peer(
+            session,
+            self._clock,
+            self._forget,
+            silence=limits.silence,
+            pinged_silence=limits.pinged_silence,
+            hear=self._listen(session),
+        )
         self._peers[session.id] = peer
         self.metrics.peers.set(len(self._peers))
         return peer
+
+    def _listen(self, session: Session) -> Receiver | None:
+        """Gives the session somebody who answers, if anybody does; returns what hears its microphone."""
+        answering = self._answering
+        if answering is None:
+            return None
+        conversation = Conversation(
+            session, answering.brain, answering.transcriber, interruptible=answering.interruptible
+        )
+        if answering.vad is None:
+            return None
+        ears = Ears(
+            self._listeners,
+            self._clock,
+            self._engine.spec.sample_rate,
+            conversation.act,
+            lambda: conversation.agent,
+            vad_name=answering.vad,
+            settings=answering.turns,
+        )
+        conversation.ears = ears
+        return ears.receiver
 
     def _forget(self, peer: Peer, why: str) -> None:
         del self._peers[peer.session.id]

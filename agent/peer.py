@@ -1,26 +1,32 @@
 """One RTCPeerConnection's life: offer, answer, data channel, silence, end.
 
-It does not know what is said: a Session does, and this wires it to the network.
+It does not know what is said: a Session does, and this wires it to the network. The label of the data channel says in
+which protocol: our own, or that of OpenAI Realtime where somebody answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 
 from aiortc import (
     RTCConfiguration,
     RTCDataChannel,
-    RTCPeerConnection,
     RTCRtpSender,
     RTCSessionDescription,
 )
 
+from agent import realtime
+from agent.closing import Connection
+from agent.conversation import Conversation
 from agent.offer import OfferError, usable
 from agent.protocol import CHANNEL, ServerMessage, SpeechProgress, encode
+from agent.realtime_dialect import RealtimeDialect
+from agent.receive import Receiver
 from agent.session import Session
-from agent.wire import Wire
+from agent.wire import Wire, divert
 from engine.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -32,10 +38,15 @@ SILENCE = 9.5
 LOOK_SECONDS = 1.0
 MAX_UNREAD_BYTES = 64 * 1024
 """Events that wait for a listener who does not take them; beyond it progress is not reported."""
+MAX_WAITING_BYTES = 4 * 1024 * 1024
+"""Beyond it the call ends: somebody asks and asks, and takes no answer."""
 
 
 class Peer:
-    """Connects one session. `closed` is called once, when everything that it held was given back."""
+    """Connects one session. `closed` is called once, when everything that it held was given back.
+
+    `hear` gets the caller's microphone, where one is offered; without it none is asked for.
+    """
 
     def __init__(
         self,
@@ -45,12 +56,14 @@ class Peer:
         *,
         silence: float = SILENCE,
         pinged_silence: float = PINGED_SILENCE,
+        hear: Receiver | None = None,
     ) -> None:
         self.session = session
+        self._hear = hear
         self._clock, self._closed = clock, closed
         self._silence, self._pinged_silence = silence, pinged_silence
         # An empty list: left out, aiortc asks a public STUN server, and waits 5 s where there is none.
-        self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self._connection = Connection(RTCConfiguration(iceServers=[]))
         self._channel: RTCDataChannel | None = None
         self._wire: Wire | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -61,8 +74,11 @@ class Peer:
         offer = usable(sdp)
         self._connection.on("datachannel", self._take_channel)
         self._connection.on("connectionstatechange", self._take_state)
-        # Sending only, whatever is offered: aiortc would decode inbound audio into a queue that nobody reads.
-        transceiver = self._connection.addTransceiver(self.session.track, direction="sendonly")
+        # Sending only, whatever is offered, where nobody hears: aiortc would decode it into a queue that nobody reads.
+        direction = "sendonly" if self._hear is None else "sendrecv"
+        transceiver = self._connection.addTransceiver(self.session.track, direction=direction)
+        if self._hear is not None:
+            divert(transceiver.receiver, self._hear.push)
         codecs = RTCRtpSender.getCapabilities("audio").codecs
         transceiver.setCodecPreferences([codec for codec in codecs if codec.mimeType.lower() == "audio/opus"])
         try:
@@ -74,7 +90,8 @@ class Peer:
         if not self._wire.num_sockets:
             raise OfferError("this machine has no network address to answer with: connect it to a network")
         self._watch = asyncio.create_task(self._watch_silence(self._wire))
-        return str(self._connection.localDescription.sdp)
+        answer = str(self._connection.localDescription.sdp)
+        return answer if self._hear is None else with_fec(answer)
 
     async def close(self, why: str) -> None:
         """Gives everything back; may be called again, and returns when it is done."""
@@ -89,6 +106,8 @@ class Peer:
     async def _close(self, why: str) -> None:
         log.info("call %s ends: %s", self.session.id[:6], why)
         self.session.close()
+        if self._hear is not None:
+            self._hear.close()
         if self._watch is not None:
             self._watch.cancel()
         try:
@@ -113,21 +132,43 @@ class Peer:
         self.end("overran its window")
 
     def _take_channel(self, channel: RTCDataChannel) -> None:
-        if channel.label != CHANNEL or self._channel is not None:
+        partner = self.session.partner
+        if self._channel is not None:
             channel.close()
-            return
+        elif channel.label == CHANNEL:
+            self._keep(channel, self.session.receive)
+            self.session.listen(self._send)
+        elif channel.label == realtime.CHANNEL and isinstance(partner, Conversation):
+            dialect = RealtimeDialect(self.session, partner, self._clock, self._send_text)
+            self._keep(channel, dialect.receive)
+            dialect.open()
+        else:
+            channel.close()
+
+    def _keep(self, channel: RTCDataChannel, receive: Callable[[str | bytes], None]) -> None:
         self._channel = channel
-        channel.on("message", self.session.receive)
+        channel.on("message", receive)
         channel.on("close", self._drop_channel)
-        self.session.listen(self._send)
 
     def _drop_channel(self) -> None:
         self._channel = None
 
     def _send(self, message: ServerMessage) -> None:
+        unread = 0 if self._channel is None else self._channel.bufferedAmount
+        if not (isinstance(message, SpeechProgress) and unread > MAX_UNREAD_BYTES):
+            self._send_text(encode(message))
+
+    def _send_text(self, text: str) -> None:
         channel = self._channel
         if channel is None or channel.readyState != "open":
             return
-        if isinstance(message, SpeechProgress) and channel.bufferedAmount > MAX_UNREAD_BYTES:
+        if channel.bufferedAmount > MAX_WAITING_BYTES:
+            self.end("takes no answers")
             return
-        channel.send(encode(message))
+        channel.send(text)
+
+
+def with_fec(answer: str) -> str:
+    """The answer, asking for in-band FEC (RFC 7587, section 6.1): a sender that hears of losses then sends each packet
+    once more inside of the next one. aiortc's answer says nothing, which means no."""
+    return re.sub(r"(a=rtpmap:(\d+) opus/48000/2\r\n)(?!a=fmtp)", r"\1a=fmtp:\2 useinbandfec=1\r\n", answer)

@@ -38,6 +38,12 @@ class Stop(Client, tag="stop", frozen=True):
     """Fall silent at once and forget the queue."""
 
 
+class Say(Client, tag="say", frozen=True):
+    """What the user has typed instead of saying it: a turn, which the agent answers."""
+
+    text: str
+
+
 class Stats(Client, tag="stats", frozen=True):
     """What the listener's own getStats says: totals since the call began, in seconds and samples."""
 
@@ -108,15 +114,73 @@ class SpeechUnderrun(Server, tag="speech.underrun", frozen=True):
     underruns: int
 
 
+class SpeechPaused(Server, tag="speech.paused", frozen=True):
+    """The utterance stands still, because the user seems to speak: it goes on, or is stopped."""
+
+    id: str
+    heard_ms: float
+
+
+class SpeechContinued(Server, tag="speech.continued", frozen=True):
+    """It was no interruption: the utterance goes on from the very sample at which it stood still."""
+
+    id: str
+    heard_ms: float
+
+
 class SpeechStopped(Server, tag="speech.stopped", frozen=True):
     """Nothing more of this utterance will be sent: the last word on every utterance that was accepted.
 
-    reason: end, length, cancelled, or failed after an error with its id."""
+    reason: end, length, cancelled, or failed after an error with its id. heard_ms and heard: how much of it, and of its
+    text, came out of the listener's jitter buffer before it was stopped; sent_ms of it are on their way."""
 
     id: str
     reason: str
     heard_ms: float
+    sent_ms: float
+    heard: str = ""
     underruns: int = 0
+
+
+class TurnStarted(Server, tag="turn.started", frozen=True):
+    """The user speaks, and has the turn."""
+
+
+class TurnStopped(Server, tag="turn.stopped", frozen=True):
+    """The user is silent; the turn may go on."""
+
+
+class TurnEnded(Server, tag="turn.ended", frozen=True):
+    """The user's turn is over. seconds: of speech, 0 where it was typed."""
+
+    seconds: float
+
+
+class TurnText(Server, tag="turn.text", frozen=True):
+    """What the user said, where somebody knows: transcribed or typed."""
+
+    text: str
+
+
+class ReplyStarted(Server, tag="reply.started", frozen=True):
+    """The agent begins to answer; the utterances of its answer are called ID.1, ID.2 and so on."""
+
+    id: str
+
+
+class ReplyText(Server, tag="reply.text", frozen=True):
+    """The next piece of the answer: what the utterance `id` will say."""
+
+    id: str
+    text: str
+
+
+class ReplyEnded(Server, tag="reply.ended", frozen=True):
+    """The answer is over. reason: end, interrupted, or failed; heard: its text as far as it was heard."""
+
+    id: str
+    reason: str
+    heard: str
 
 
 class Error(Server, tag="error", frozen=True):
@@ -137,10 +201,14 @@ class Pong(Server, tag="pong", frozen=True):
     t: float | None = None
 
 
-ClientMessage = Speak | Stop | Stats | Ping
-ServerMessage = (
-    SessionCreated | SpeechQueued | SpeechStarted | SpeechProgress | SpeechUnderrun | SpeechStopped | Error | Pong
+ClientMessage = Speak | Stop | Say | Stats | Ping
+SpeechMessage = (
+    SpeechQueued | SpeechStarted | SpeechProgress | SpeechUnderrun | SpeechPaused | SpeechContinued | SpeechStopped
 )
+"""What becomes of one utterance."""
+TurnMessage = TurnStarted | TurnStopped | TurnEnded | TurnText | ReplyStarted | ReplyText | ReplyEnded
+"""What becomes of a conversation."""
+ServerMessage = SessionCreated | SpeechMessage | TurnMessage | Error | Pong
 
 _decoder = msgspec.json.Decoder(ClientMessage)
 _encoder = msgspec.json.Encoder()

@@ -21,10 +21,12 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
+from agent.answering import Answering
 from agent.calls import CallLimits
 from agent.door import ROUTE, Door, MalformedFilter, noting
 from agent.guard import Access, AccessError, is_loopback
 from agent.server import attach
+from agent.trouble import OutsideError
 from engine.clock import MonotonicClock
 from engine.messages import RuntimeConfig
 from engine.runtime import EngineError, Runtime
@@ -50,6 +52,8 @@ class ServeConfig:
     """0 takes a free one."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    answering: Answering | None = None
+    """Who answers what callers say."""
     drain: float = 10.0
     """Seconds that running utterances have after SIGTERM."""
 
@@ -84,7 +88,7 @@ async def serve(config: ServeConfig, runtime: Runtime, sock: socket.socket, tls:
     signals = caught(signal.SIGTERM, signal.SIGINT)
     app = web.Application()
     try:
-        calls = attach(app, runtime, access=config.access, limits=config.limits)
+        calls = attach(app, runtime, access=config.access, limits=config.limits, answering=config.answering)
     except ValueError as error:
         raise ServeError(str(error)) from error
     door = Door(MonotonicClock())
@@ -92,7 +96,10 @@ async def serve(config: ServeConfig, runtime: Runtime, sock: socket.socket, tls:
     runner = web.AppRunner(
         app, access_log_class=AccessLog, access_log=access_log, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS
     )
-    await runner.setup()
+    try:
+        await runner.setup()
+    except OutsideError as error:
+        raise ServeError(f"--transcriber: {error}") from error
     door.server = runner.server
     gc.collect()
     gc.freeze()  # a full collection of what start-up left takes 70 ms: more than three packets

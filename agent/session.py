@@ -15,6 +15,8 @@ from functools import partial
 from typing import Protocol
 
 from agent.allowance import Allowance
+from agent.heard import Loudness, heard_text
+from agent.listener import ListenerReports
 from agent.metrics import AgentMetrics
 from agent.opus import BIT_RATE, OpusEncoder
 from agent.playout import Cue, CueKind, Packet, PlayoutBuffer
@@ -25,9 +27,12 @@ from agent.protocol import (
     Ping,
     Pong,
     ProtocolError,
+    Say,
     ServerMessage,
     SessionCreated,
     Speak,
+    SpeechContinued,
+    SpeechPaused,
     SpeechProgress,
     SpeechQueued,
     SpeechStarted,
@@ -38,20 +43,9 @@ from agent.protocol import (
     decode,
 )
 from agent.track import SpeechTrack
+from engine.checks import RequestError
 from engine.clock import Clock
-from engine.core import (
-    Chunk,
-    End,
-    ErrorCode,
-    Failed,
-    FinishReason,
-    ModelSpec,
-    Output,
-    Playhead,
-    Queued,
-    Request,
-    RequestError,
-)
+from engine.core import Chunk, End, ErrorCode, Failed, FinishReason, ModelSpec, Output, Playhead, Queued, Request
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +56,53 @@ that a long queue takes no other session's place and an interruption wastes litt
 PLAYHEAD_SECONDS = 0.15
 PROGRESS_SECONDS = 0.2
 MESSAGES_A_SECOND = 50.0
+MAX_SAID_CHARS = 4000
+"""Of a turn that is typed."""
 MAX_UNSENT = 32
 """Messages kept for a client whose data channel is not open yet; media may flow earlier. The oldest give way."""
+OVER = "the call is over"
 FAILED = "failed"
 """The reason of speech.stopped after an error."""
+
+
+class Partner(Protocol):
+    """Who answers in a session: what it is told, on the event loop."""
+
+    def begin(self) -> None:
+        """The client is there."""
+        ...
+
+    def say(self, text: str) -> None:
+        """The user has typed a turn."""
+        ...
+
+    def take_stopped(self, stopped: SpeechStopped) -> None:
+        """An utterance is over."""
+        ...
+
+    def take_cut(self) -> None:
+        """All was silenced."""
+        ...
+
+    def take_packet(self, packet: Packet) -> None:
+        """This was handed over just now."""
+        ...
+
+    def close(self) -> None:
+        """The call is over."""
+        ...
+
+
+class Watcher(Protocol):
+    """Who follows a session: what it is told, on the event loop. It must not raise, and acts on the session later."""
+
+    def take(self, message: ServerMessage) -> None:
+        """The session says this, whether a client is there or not."""
+        ...
+
+    def end(self) -> None:
+        """The call is over."""
+        ...
 
 
 class Engine(Protocol):
@@ -92,9 +129,12 @@ class Utterance:
     first_pcm_at: float | None = None
     reason: str | None = None
     """Why the engine makes no more of it."""
-    heard_samples: int | None = None
+    played_samples: int | None = None
     """All of it, once it has been played."""
     paused: bool = False
+    """It stands still because the engine is late."""
+    loudness: Loudness | None = None
+    """Of all audio that came so far."""
     underruns: int = 0
 
     @property
@@ -126,7 +166,10 @@ class Session:
     ) -> None:
         self.id = session_id
         self._unsent: deque[ServerMessage] = deque(maxlen=MAX_UNSENT)
-        self.send: Callable[[ServerMessage], None] = self._unsent.append
+        self._out: Callable[[ServerMessage], None] = self._unsent.append
+        self._watchers = list[Watcher]()
+        self.partner: Partner | None = None
+        """Who answers here, if anybody does."""
         self.pinged = False
         self._engine, self._clock, self._metrics, self._max_queued = engine, clock, metrics, max_queued
         self._loop = asyncio.get_running_loop()
@@ -142,17 +185,32 @@ class Session:
         self._allowance = Allowance(MESSAGES_A_SECOND, 2 * MESSAGES_A_SECOND)
         self._flooded = False
         self._stalls, self._behind = 0, 0.0
-        self._listener_jitter = 0.0
+        self._listener = ListenerReports()
         self._playhead_at = self._progress_at = float("-inf")
 
     # ---- from the client --------------------------------------------------------------------------------------
 
     def listen(self, send: Callable[[ServerMessage], None]) -> None:
         """From now on messages go to `send`: first what the voice can do, then what was to be told before."""
-        self.send = send
+        self._out = send
         self._introduce()
         while self._unsent:
             send(self._unsent.popleft())
+        if self.partner:
+            self.partner.begin()
+
+    def send(self, message: ServerMessage) -> None:
+        """Tells the client, and whoever watches."""
+        self._out(message)
+        for watcher in self._watchers:
+            watcher.take(message)
+
+    def watch(self, watcher: Watcher) -> None:
+        """From now on the watcher is told what the client is told, and the end of the call, once."""
+        if self._refusing == OVER:
+            watcher.end()
+        else:
+            self._watchers.append(watcher)
 
     def _introduce(self) -> None:
         spec = self._engine.spec
@@ -195,37 +253,61 @@ class Session:
                 self.speak(message)
             case Stop():
                 self.stop()
-            case Stats(jitter=jitter):
-                self._listener_jitter = min(max(jitter or 0.0, 0.0), 1.0)
+            case Say():
+                self._say(message)
+            case Stats():
+                self._listener.take(message)
             case Ping(t=t):
                 self.pinged = True
                 self.send(Pong(t=t))
 
-    def speak(self, speak: Speak) -> None:
-        """Says it after what is queued, or answers with an error event."""
+    def _say(self, say: Say) -> None:
+        """A turn that was typed."""
+        if self.partner is None:
+            message = "nobody answers here: have the text spoken with speak, or start the server with a brain"
+            self.report(Error(code=ErrorCode.BAD_REQUEST, message=message, field="type"))
+        elif not 0 < len(say.text.strip()) <= MAX_SAID_CHARS:
+            message = f"a turn has 1 to {MAX_SAID_CHARS} characters, this one has {len(say.text)}"
+            self.report(Error(code=ErrorCode.BAD_REQUEST, message=message, field="text"))
+        else:
+            self.partner.say(say.text)
+
+    def speak(self, speak: Speak) -> bool:
+        """Says it after what is queued, or answers with an error event: false."""
         if problem := self._problem(speak):
-            self._report(problem)
-            return
+            self.report(problem)
+            return False
         try:
             request = self._request(speak)
         except RequestError as error:
             self._error(ErrorCode.BAD_REQUEST, str(error), speak.id)
-            return
+            return False
         self._live[speak.id] = Utterance(speak, request, self._clock.now(), waited=bool(self._live))
         self._idle.clear()
         self._buffer.enqueue(speak.id)
         self._submit_waiting()
+        return True
+
+    def pause(self) -> None:
+        """Stands still with the next packet, until `resume` or `stop`."""
+        self.track.pause()
+
+    def resume(self) -> None:
+        """Goes on where it stood still."""
+        self.track.resume()
 
     def stop(self) -> None:
-        """Falls silent with the next packet and forgets the queue."""
+        """Falls silent with the next packet and forgets the queue. What was heard of it is told."""
         epoch = self._buffer.epoch + 1
         sent = self.track.flush(epoch)
         utterances = list(self._live.values())
         self._cancel_all()
         for utterance in utterances:
             utterance.underruns += utterance.paused
-            heard = utterance.heard_samples if utterance.heard_samples is not None else sent.get(utterance.id, 0)
-            self._stopped(utterance, FinishReason.CANCELLED, heard)
+            played = utterance.played_samples if utterance.played_samples is not None else sent.get(utterance.id, 0)
+            self._stopped(utterance, FinishReason.CANCELLED, played)
+        if self.partner:
+            self.partner.take_cut()
 
     def refuse(self, why: str) -> None:
         """Takes no new utterance from now on; those that are there go on."""
@@ -236,16 +318,31 @@ class Session:
         """Nothing is queued or playing."""
         return not self._live
 
+    @property
+    def room(self) -> int:
+        """How many more utterances are taken now."""
+        return self._max_queued - len(self._live)
+
+    @property
+    def max_text_chars(self) -> int:
+        """Of one utterance."""
+        return self._engine.spec.max_text_chars
+
     async def idle(self) -> None:
         """Returns once nothing is queued or playing."""
         await self._idle.wait()
 
     def close(self) -> None:
         """Gives back what it holds in the engine, and ends the track. Nothing is sent any more."""
-        self.send = lambda message: None
-        self.refuse("the call is over")
+        self._out = lambda message: None
+        watchers, self._watchers = self._watchers, []
+        self.refuse(OVER)
+        if self.partner:
+            self.partner.close()
         self._cancel_all()
         self.track.stop()
+        for watcher in watchers:
+            watcher.end()
 
     def _cancel_all(self) -> None:
         """Also of those that the engine has made whole: their listener is not to be waited for."""
@@ -315,7 +412,7 @@ class Session:
         if isinstance(end, Failed):
             wait = None if end.retry_after is None else 1000 * end.retry_after
             reason = end.message[:MAX_REASON_CHARS]
-            self._report(Error(code=end.code, message=reason, id=utterance.id, retry_after_ms=wait))
+            self.report(Error(code=end.code, message=reason, id=utterance.id, retry_after_ms=wait))
         utterance.reason = FAILED if isinstance(end, Failed) else end.reason
         self._buffer.end(utterance.id)
         self._submit_waiting()
@@ -327,6 +424,8 @@ class Session:
             utterance.first_pcm_at = now
             if not utterance.waited:
                 self._metrics.ttfa.observe(now - utterance.asked_at)
+        utterance.loudness = utterance.loudness or Loudness(self._rate)
+        utterance.loudness.push(chunk.pcm)
         self._buffer.push(utterance.id, chunk.epoch, chunk.pcm, now, chunk.slack, chunk.final, chunk.made_at)
 
     def _playhead(self, utterance: Utterance, played_samples: int, at: float, running: bool) -> None:
@@ -337,7 +436,7 @@ class Session:
         before he runs dry: nothing has to come sooner for it, so it is not counted.
         """
         if utterance.request_id is not None:
-            jitter = self._buffer.jitter + self._listener_jitter
+            jitter = self._buffer.jitter + self._listener.jitter
             self._playhead_at = at
             self._engine.playhead(Playhead(utterance.request_id, played_samples, at - self._behind, running, jitter))
 
@@ -345,6 +444,8 @@ class Session:
 
     def _packet_sent(self, packet: Packet) -> None:
         self._metrics.packets.inc()
+        if self.partner:
+            self.partner.take_packet(packet)
         self._follow_pace(packet.at)
         for cue in packet.cues:
             if cue.utterance in self._live:
@@ -362,17 +463,21 @@ class Session:
         self._stalls, self._behind = pace.stalls, pace.behind(at)
 
     def _take_cue(self, utterance: Utterance, cue: Cue) -> None:
-        running = cue.kind in (CueKind.STARTED, CueKind.RESUMED)
-        self._playhead(utterance, cue.played_samples, cue.at, running)
+        self._playhead(utterance, cue.played_samples, cue.at, cue.running)
         utterance.paused = cue.kind is CueKind.PAUSED
+        heard = self._ms(cue.played_samples)
         match cue.kind:
             case CueKind.STARTED:
                 assert utterance.first_pcm_at is not None
                 self.send(SpeechStarted(id=utterance.id, ttfa_ms=1000 * (utterance.first_pcm_at - utterance.asked_at)))
             case CueKind.RESUMED:
                 self._underrun(utterance, cue)
+            case CueKind.SUSPENDED:
+                self.send(SpeechPaused(id=utterance.id, heard_ms=heard))
+            case CueKind.CONTINUED:
+                self.send(SpeechContinued(id=utterance.id, heard_ms=heard))
             case CueKind.ENDED:
-                utterance.heard_samples = cue.played_samples
+                utterance.played_samples = cue.played_samples
                 self._settle(utterance)
 
     def _underrun(self, utterance: Utterance, cue: Cue) -> None:
@@ -393,26 +498,45 @@ class Session:
 
     def _settle(self, utterance: Utterance) -> None:
         """An utterance is over when the engine makes no more of it and all that it made was played."""
-        if utterance.reason is None or utterance.heard_samples is None:
+        if utterance.reason is None or utterance.played_samples is None:
             return
         del self._live[utterance.id]
         if utterance.reason != FAILED:
             self._said = utterance.request_id
-        self._stopped(utterance, utterance.reason, utterance.heard_samples)
+        self._stopped(utterance, utterance.reason, utterance.played_samples)
         self._submit_waiting()
         if not self._live:
             self._idle.set()
 
-    def _stopped(self, utterance: Utterance, reason: str, heard_samples: int) -> None:
+    def _stopped(self, utterance: Utterance, reason: str, sent_samples: int) -> None:
         self._metrics.utterances.labels(reason).inc()
         self._metrics.underruns.inc(utterance.underruns)
-        heard = self._ms(heard_samples)
-        self.send(SpeechStopped(id=utterance.id, reason=str(reason), heard_ms=heard, underruns=utterance.underruns))
+        cut = reason == FinishReason.CANCELLED
+        samples = self._listener.heard_samples(sent_samples, self._rate) if cut else sent_samples
+        stopped = SpeechStopped(
+            id=utterance.id,
+            reason=str(reason),
+            heard_ms=self._ms(samples),
+            sent_ms=self._ms(sent_samples),
+            heard=self._heard_text(utterance, samples),
+            underruns=utterance.underruns,
+        )
+        self.send(stopped)
+        if self.partner:
+            self.partner.take_stopped(stopped)
+
+    def _heard_text(self, utterance: Utterance, samples: int) -> str:
+        """Of its text, what these samples of it say; all of it, once it was said to its end."""
+        text, whole = utterance.speak.text, utterance.reason == FinishReason.END
+        if whole and samples == utterance.played_samples:
+            return text
+        return heard_text(text, samples, utterance.loudness, whole) if utterance.loudness else ""
 
     def _error(self, code: ErrorCode, message: str, utterance: str | None = None) -> None:
-        self._report(Error(code=code, message=message[:MAX_REASON_CHARS], id=utterance))
+        self.report(Error(code=code, message=message[:MAX_REASON_CHARS], id=utterance))
 
-    def _report(self, error: Error) -> None:
+    def report(self, error: Error) -> None:
+        """Tells the client what was refused or has failed."""
         self._metrics.errors.labels(error.code).inc()
         self.send(error)
 

@@ -22,10 +22,10 @@ WITHIN = 10.0
 class Caller:
     """One call. `signal` takes the offer's SDP and returns the answer's."""
 
-    def __init__(self) -> None:
+    def __init__(self, label: str = CHANNEL) -> None:
         self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self.receiver = self.connection.addTransceiver("audio", direction="recvonly").receiver
-        self.channel = self.connection.createDataChannel(CHANNEL)
+        self.channel = self.connection.createDataChannel(label)
         self.messages: list[dict[str, Any]] = []
         self.timestamps: list[int] = []
         self.frames: list[NDArray[np.int16]] = []

@@ -87,15 +87,50 @@ def planning() -> str:
     )
 
 
+def simulating() -> str:
+    """How long a simulation takes."""
+    seen = result("plan")["simulated"]
+    return f"| simulating {seen['requests']} callers, {seen['steps']} steps | {seen['seconds']:.1f} s |"
+
+
+def between() -> str:
+    """What the host takes between two steps of the device, and how much of all time that is."""
+    told = []
+    for name in ("h200-gaps-64", "h200-gaps"):
+        seen = result(name)["comparison"]["predictor"]
+        step, gap = seen["steps"]["step_ms_mean"], seen["steps"]["between_ms_mean"]
+        share = f"{gap / (gap + step):.0%}"
+        told.append(f"{gap:.2f} ms for a step of {step:.2f} ms ({share}) at {seen['real_load']:.0f} streams")
+    return ", ".join(told)
+
+
+def determinism() -> str:
+    """Codes by the shape of the batch."""
+    rows = result("h200-determinism")["rows"]
+    shares = ", ".join(f"{row['equal_share']:.0%}" for row in rows)
+    return f"{shares} of the requests have all codes equal in batches of {', '.join(str(row['shape']) for row in rows)}"
+
+
 def gaps() -> list[str]:
-    """The real engine beside the simulator, for the same callers, by policy."""
-    data, rows = result("cpu-gaps"), []
-    for name, real in data["policies"].items():
-        simulated, load = data["simulated"][name], data["comparison"][name]["real_load"]
-        callers = f"| {real['requests']} callers, {load:.1f} streams at once, {name}"
-        seen = [f"{run['ttfa_p50_ms']:.0f} ms, {run['requests_with_gaps']}" for run in (real, simulated)]
-        rows.append(f"{callers}: TTFA p50, requests with gaps; simulated | {'; '.join(seen)} |")
+    """The real engine beside the simulator, for the same callers: where newest-first has gaps, at the rated load."""
+    rows = []
+    for data in (result("cpu-gaps-load"), result("cpu-gaps")):
+        for name, real in data["policies"].items():
+            load = data["comparison"][name]["real_load"]
+            runs = (real, data["simulated"][name], data["paced"][name])
+            seen = [f"{run['ttfa_p50_ms']:.0f} ms, {run['requests_with_gaps']}" for run in runs]
+            rows.append(f"| {real['requests']} | {load:.2f} | {name} | {' | '.join(seen)} |")
     return rows
+
+
+def heard() -> str:
+    """How wrong the text is that is said to have been heard."""
+    data = result("heard")
+    seen = data["heard"]["complete"]
+    return (
+        f"in {data['understood']} sentences it was wrong by {seen['mean_error_words']:.1f} words in the mean, and said "
+        f"too much in {seen['claims_too_much']:.1%} of the cases"
+    )
 
 
 STEPS = {
@@ -118,10 +153,12 @@ def ablation() -> list[str]:
 
 
 def starts() -> str:
-    """How long an engine with all graphs took to start, and one without."""
-    seconds = {row["step"]: row["start_seconds"] for row in result("h200-ablation")["rows"]}
-    all_graphs, none = seconds["graphs"], seconds["progressive"]
-    return f"later ones took {all_graphs:.0f} s here, and `--eager`, which captures nothing, {none:.0f} s"
+    """How long an engine took to start."""
+    cold, cached, eager = (row["seconds"] for row in result("h200-start")["rows"])
+    return (
+        f"The first start compiles the kernels, which took {cold:.0f} s here; later ones took {cached:.0f} s, and "
+        f"`--eager`, which captures nothing, {eager:.0f} s"
+    )
 
 
 def concurrency() -> list[str]:
@@ -164,7 +201,8 @@ def h200_gaps() -> list[str]:
     rows = [(both, name) for name in both["policies"]] + [(predictor, "predictor")]
     return [
         f"| {data['comparison'][name]['real_load']:.0f} | {name} | {seen['requests_with_gaps']} | "
-        f"{seen['max_extra_buffer_ms']:.0f} ms | {seen['ttfa_p50_ms']:.0f} / {seen['ttfa_p95_ms']:.0f} ms |"
+        f"{seen['max_extra_buffer_ms']:.0f} ms | {seen['ttfa_p50_ms']:.0f} / {seen['ttfa_p95_ms']:.0f} ms | "
+        f"{paced['requests_with_gaps']} | {paced['ttfa_p50_ms']:.0f} / {paced['ttfa_p95_ms']:.0f} ms |"
         for data, name in rows
-        for seen in [data["policies"][name]]
+        for seen, paced in [(data["policies"][name], data["paced"][name])]
     ]

@@ -27,12 +27,13 @@ POLICIES = " ".join(
 )
 ENGINE = {
     # pure
-    "core": "",
+    "checks": "",
+    "core": "checks",
     "clock": "",
     "pages": "",
     "chunking": "",
     "metrics": "",
-    "profile": "core",
+    "profile": "checks core",
     "playback": "",
     "predictor": "core chunking metrics profile",
     "room": "core playback predictor",
@@ -45,7 +46,7 @@ ENGINE = {
     "judge": "core chunking policy predictor stream",
     "scheduler": "core choice entrance judge metrics policy predictor room stream",
     "loop": "core clock predictor scheduler",
-    "traffic": "core",
+    "traffic": "checks core",
     "listener": "core metrics traffic",
     "costs": "core profile",
     "simulator": "core costs listener policies policy predictor profile scheduler loop traffic",
@@ -58,7 +59,7 @@ ENGINE = {
     "device": "",
     **dict.fromkeys(STAGES.split(), f"core device {STAGES}"),
     "models": f"core device {STAGES}",
-    "models.breeze_tts_2": f"core device models fused_breeze {STAGES}",
+    "models.breeze_tts_2": f"checks core device models fused_breeze {STAGES}",
     "fused": f"core {STAGES}",
     "fused_codec": f"core fused {STAGES}",
     "fused_twins": "sampling",
@@ -68,8 +69,8 @@ ENGINE = {
     "shapes": "core batch chunking",
     "stages": "core models sampling shapes",
     "recorder": "core clock",
-    "messages": "core recorder",
-    "options": "core",
+    "messages": "checks core recorder",
+    "options": "checks core",
     "executor": "core device batch messages models random_weights sampling shapes stages",
 }
 SCHEDULING = {
@@ -90,6 +91,7 @@ SCHEDULING = {
     *POLICIES.split(),
 }
 PURE = (
+    "checks",
     "profile",
     "playback",
     "entrance",
@@ -121,17 +123,42 @@ PURE = (
     "simulator",
 )
 AGENT_LEVELS = (
-    "protocol lateness pace allowance metrics",
-    "playout turn guard",
-    "opus offer wire door",
-    "track",
-    "session",
+    "protocol lateness pace allowance metrics toc libopus heard vad echo sentences sse thoughts trouble dialogue feed "
+    "dial closing",
+    "utterance playout turn guard transit called secret script realtime",
+    "opus offer wire door jitter endpoint whisper realtime_items realtime_keys",
+    "hearing microphone track receive chat whisper_worker transcribe container realtime_session",
+    "client brain ears listener",
+    "session answering",
+    "conversation reading",
+    "realtime_dialect",
     "peer",
     "calls page",
+    "whep speech_http realtime_routes",
     "server",
-    "serve",
+    "serve voice_agent",
 )
-AGENT_PURE = ("protocol", "playout", "lateness", "pace", "turn")
+AGENT_PURE = (
+    "protocol",
+    "playout",
+    "lateness",
+    "pace",
+    "turn",
+    "echo",
+    "heard",
+    "toc",
+    "transit",
+    "jitter",
+    "sentences",
+    "sse",
+    "thoughts",
+    "trouble",
+    "dialogue",
+    "script",
+    "realtime",
+    "realtime_session",
+    "realtime_items",
+)
 
 
 @cache

@@ -29,12 +29,13 @@ class Gate:
 
     def __init__(self, access: Access) -> None:
         self.time, self.refused = ScriptedTime(), list[int]()
-        guard = Guard(access, self.time, self.refused.append)
+        guard = self.guard = Guard(access, self.time, self.refused.append)
         app = web.Application()
         app.router.add_get("/open", guard.wrap(self.fine))
         app.router.add_get("/secret", guard.wrap(self.fine, needs_token=True))
         app.router.add_post("/echo", guard.wrap(self.echo, needs_token=True))
         app.router.add_get("/broken", guard.wrap(self.broken))
+        app.router.add_get("/stream", guard.wrap(self.stream))
         app.router.add_options("/echo", guard.wrap(guard.preflight))
         self.server = TestServer(app)
 
@@ -43,6 +44,12 @@ class Gate:
 
     async def echo(self, request: web.Request) -> web.Response:
         return web.json_response({"size": len(await read_body(request))})
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"ETag": '"x"', **self.guard.headers(request)})
+        await response.prepare(request)
+        await response.write(b"some")
+        return response
 
     async def broken(self, request: web.Request) -> web.Response:
         raise LookupError("a secret of the inside")
@@ -161,13 +168,21 @@ async def test_cors_names_an_allowed_origin_and_never_a_star(locked: Gate) -> No
     status, headers, _ = await locked.ask("OPTIONS", "/echo", Origin="https://app.example.org")
     assert status == 204
     assert headers["Access-Control-Allow-Origin"] == "https://app.example.org"
-    assert "Authorization" in headers["Access-Control-Allow-Headers"]
+    assert headers["Access-Control-Allow-Methods"] == "POST, PATCH, DELETE"
+    assert {"Authorization", "Content-Type", "If-Match"} <= set(headers["Access-Control-Allow-Headers"].split(", "))
     assert headers["Vary"] == "Origin"
     status, headers, _ = await locked.ask("GET", "/secret", Origin="https://app.example.org")
     assert (status, headers["Access-Control-Allow-Origin"]) == (401, "https://app.example.org")
     status, headers, _ = await locked.ask("OPTIONS", "/echo", Origin="https://other.example.org")
     assert status == 403
     assert "Access-Control-Allow-Origin" not in headers
+
+
+async def test_an_answer_that_begins_before_its_handler_returns_has_its_headers_too(locked: Gate) -> None:
+    status, headers, _ = await locked.ask("GET", "/stream", Origin="https://app.example.org")
+    assert (status, headers["Access-Control-Allow-Origin"]) == (200, "https://app.example.org")
+    assert {"ETag", "Link", "Location", "Retry-After"} <= set(headers["Access-Control-Expose-Headers"].split(", "))
+    assert "default-src 'self'" in headers["Content-Security-Policy"]
 
 
 @pytest.mark.parametrize(

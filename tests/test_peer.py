@@ -13,7 +13,7 @@ from scripted_runtime import ScriptedRuntime
 
 from agent.calls import CallLimits, CallRefused, Calls
 from agent.offer import OfferError
-from agent.peer import Peer
+from agent.peer import MAX_WAITING_BYTES, Peer
 
 
 class Line:
@@ -178,6 +178,23 @@ async def test_other_channels_are_closed_and_the_call_goes_on(line: Line) -> Non
     caller.send(type="ping")
     await caller.wait(lambda: caller.told("pong"))
     assert len(caller.told("session.created")) == 1
+
+
+async def test_where_nobody_answers_the_realtime_protocol_is_not_spoken(line: Line) -> None:
+    caller = await line.call()
+    other = caller.connection.createDataChannel("oai-events")
+    other.on("close", caller._heard.set)
+    await caller.wait(lambda: other.readyState == "closed")
+
+
+async def test_a_client_that_asks_and_takes_no_answers_is_let_go(line: Line) -> None:
+    caller = await line.call()
+    (peer,) = line.calls._peers.values()
+    assert peer._channel is not None
+    peer._channel._RTCDataChannel__bufferedAmount = MAX_WAITING_BYTES + 1
+    caller.send(type="ping")
+    await line.ended()
+    assert line.why() == ["takes no answers"]
 
 
 async def test_a_huge_message_is_an_error_event(line: Line) -> None:

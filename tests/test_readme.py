@@ -5,15 +5,19 @@ from readme import (
     ROOT,
     ablation,
     bandwidth,
+    between,
     blocks,
     bounds,
     concurrency,
     deadlines,
+    determinism,
     embedding,
     figures,
     gaps,
     h200_gaps,
+    heard,
     planning,
+    simulating,
     stages,
     starts,
     underruns,
@@ -37,8 +41,8 @@ def test_every_file_is_in_the_tree() -> None:
 
 
 def test_every_figure_comes_from_a_benchmark() -> None:
-    cpu = (*figures(), *deadlines(), bounds(), planning(), *gaps())
+    cpu = (*figures(), *deadlines(), planning(), simulating(), *gaps())
     for row in (*cpu, *ablation(), *concurrency(), *stages(), *h200_gaps()):
         assert row in README.splitlines(), f"the README lacks this row of the results: {row}"
-    for words in (underruns(), bandwidth(), starts()):
+    for words in (bounds(), underruns(), bandwidth(), starts(), between(), determinism(), heard()):
         assert words in " ".join(README.split()), f"the README lacks these words of the results: {words}"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
+import sys
 import wave
 from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import numpy as np
 import pytest
@@ -18,7 +21,10 @@ from aiohttp.test_utils import TestServer
 from caller import Caller
 from readme import embedding
 from scripted_runtime import ScriptedRuntime
+from stand_in import DONE, StandIn, chunk, stream
 
+from agent.client import Client, SpeechError
+from agent.protocol import ReplyEnded
 from agent.server import attach
 from engine.core import Output, Request
 from engine.runtime import Runtime
@@ -106,5 +112,108 @@ async def test_call_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> No
     program, app = sample("call"), web.Application()
     attach(app, ScriptedRuntime(pace=0.001))
     async with TestServer(app) as server:
-        with pytest.raises(RuntimeError, match="200 characters"):
+        with pytest.raises(SpeechError, match="200 characters"):
             await program.call(str(server.make_url("/")), "x" * 201)
+
+
+def test_call_as_a_command_says_in_a_line_that_nobody_is_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["call.py", "Hello", "--url", "http://127.0.0.1:1"])
+    assert sample("call").main() == 1
+    assert re.fullmatch("call: http://127.0.0.1:1/ cannot be reached: .*\n", capsys.readouterr().err)
+
+
+async def test_client_interrupts_after_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+    engine, app = ScriptedRuntime(pace=0.001), web.Application()
+    attach(app, engine)
+    async with TestServer(app) as server:
+        await sample("client").main(str(server.make_url("/")))
+    engine.close()
+    assert re.fullmatch(
+        "first audio after [0-9]+ ms; cancelled; heard: I have rather.*(?<!you interrupt me[.])\n",
+        capsys.readouterr().out,
+    )
+
+
+async def test_own_brain_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = ScriptedRuntime(pace=0.001)
+    app = sample("own_brain").application(engine)
+    async with TestServer(app) as server, Client.connect(str(server.make_url("/voice"))) as call:
+        call.say("two words")
+        assert (await call.told(ReplyEnded)).heard == "You said: two words. That has 2 words."
+    engine.close()
+    assert capsys.readouterr().out == "user: two words\n"
+
+
+async def test_llm_asks_an_openai_compatible_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLM_KEY", "a-key")
+    engine = ScriptedRuntime(pace=0.001)
+    async with StandIn() as endpoint:
+        endpoint.answers.append(stream(chunk("Good "), chunk("morning."), chunk(finish="stop"), DONE))
+        app = sample("llm").application(engine, endpoint.url, "a-model")
+        async with TestServer(app) as server, Client.connect(str(server.make_url("/"))) as call:
+            greeting = await call.told(ReplyEnded)
+            call.say("Hello")
+            answer = await call.told(ReplyEnded)
+    engine.close()
+    assert (greeting.heard, answer.heard) == ("Hello! What can I do for you?", "Good morning.")
+    assert endpoint.headers[0]["Authorization"] == "Bearer a-key"
+    assert endpoint.bodies[0]["model"] == "a-model"
+
+
+def run(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Runs a sample as a user does, up to the point where aiohttp would take over: what it would serve."""
+    given = dict[str, Any]()
+    monkeypatch.setattr(Runtime, "start", lambda: ScriptedRuntime(pace=0.001))
+    monkeypatch.setattr(web, "run_app", lambda app, **options: given.update(app=app, **options))
+    monkeypatch.setattr(sys, "argv", [name, "http://127.0.0.1:1/v1", "a-model"])
+    runpy.run_path(str(SAMPLES / f"{name}.py"), run_name="__main__")
+    return given
+
+
+@pytest.mark.parametrize("name", ["own_brain", "llm"])
+def test_a_server_runs_as_a_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = run(name, monkeypatch)
+    assert (given["host"], given["port"]) == ("127.0.0.1", 8080)
+
+
+async def test_beside_lets_the_sites_pages_in_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = list[WSGIServer]()
+
+    def anywhere(host: str, port: int, site: Any) -> WSGIServer:
+        sites.append(make_server(host, 0, site, handler_class=Quiet))
+        return sites[0]
+
+    monkeypatch.setattr("wsgiref.simple_server.make_server", anywhere)
+    app = run("beside", monkeypatch)["app"]
+    async with TestServer(app) as server, ClientSession() as browser:
+        async with browser.get(f"http://127.0.0.1:{sites[0].server_port}/") as response:
+            page = await response.text()
+        assert 'fetch("http://127.0.0.1:8080/offer"' in page
+        caller, allowed = Caller(), {"Origin": "http://127.0.0.1:8000"}
+        body = json.dumps({"sdp": await caller.offer(), "type": "offer"})  # as fetch sends a string: text/plain
+        async with browser.post(server.make_url("/offer"), data=body, headers=allowed) as response:
+            assert response.headers["Access-Control-Allow-Origin"] == "http://127.0.0.1:8000"
+            answer = await response.json()
+        await caller.accept(answer["sdp"])
+        await caller.wait(lambda: caller.told("speech.started"))
+        await caller.close()
+        strange = {"Origin": "http://127.0.0.1:9000"}
+        async with browser.post(server.make_url("/offer"), data=body, headers=strange) as response:
+            assert response.status == 403
+    sites[0].shutdown()
+    sites[0].server_close()
+
+
+class Quiet(WSGIRequestHandler):
+    """Prints no line for each request."""
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SAMPLES.glob("*.py")))
+def test_samples_are_short_and_say_how_they_are_run(name: str) -> None:
+    lines = (SAMPLES / f"{name}.py").read_text().splitlines()
+    assert name == "call" or len(lines) <= 30
+    assert name == "embed" or f"samples/{name}.py" in "".join(lines[:5])

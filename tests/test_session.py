@@ -3,65 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
+from scripted_call import Call
 from scripted_runtime import SPEC, ScriptedRuntime
 
-from agent.metrics import AgentMetrics
-from agent.protocol import ServerMessage, encode
 from agent.session import LOOKAHEAD, Session
 from engine.core import ErrorCode, FinishReason, Mode
-
-
-class ScriptedTime:
-    def __init__(self) -> None:
-        self.time = 50.0
-
-    def now(self) -> float:
-        return self.time
-
-
-class Call:
-    """A session, its engine, its clock, and all that it said; packets are popped by hand."""
-
-    def __init__(self, executor: ThreadPoolExecutor, **options: Any) -> None:
-        self.time, self.engine, self.said = ScriptedTime(), ScriptedRuntime(options.pop("spec", SPEC)), list[Any]()
-        self.metrics = AgentMetrics(self.engine.snapshot)
-        self.session = Session("call", self.engine, executor, self.time, self.metrics, **options)
-        self.session.send = self.take
-
-    def take(self, message: ServerMessage) -> None:
-        self.said.append(json.loads(encode(message)))
-
-    def client(self, **message: Any) -> None:
-        self.session.receive(msgspec.json.encode(message))
-
-    def speak(self, name: str, text: str = "some words", **options: Any) -> None:
-        self.client(type="speak", id=name, text=text, **options)
-
-    async def packets(self, count: int) -> None:
-        """The engine's outputs are taken in, then packets are sent, 20 ms apart."""
-        await asyncio.sleep(0)  # call_soon_threadsafe
-        for _ in range(count):
-            self.session._packet_sent(self.session._buffer.pop(480, self.time.time))
-            self.time.time += 0.02
-
-    def told(self, kind: str) -> list[dict[str, Any]]:
-        return [message for message in self.said if message["type"] == kind]
-
-    @property
-    def types(self) -> list[str]:
-        return [message["type"] for message in self.said if message["type"] != "speech.progress"]
-
-    def count(self, name: str) -> float:
-        lines = self.metrics.render().decode().splitlines()
-        return next(float(line.split()[-1]) for line in lines if line.startswith(name + " "))
 
 
 @pytest.fixture
@@ -119,6 +71,8 @@ async def test_an_utterance_from_speak_to_its_last_word(call: Call) -> None:
         "id": "a",
         "reason": "end",
         "heard_ms": pytest.approx(160.0),
+        "sent_ms": pytest.approx(160.0),
+        "heard": "Hello.",
     }
     assert call.session.quiet
     assert call.count('breezert_utterances_total{reason="end"}') == 1
@@ -206,7 +160,7 @@ async def test_stop_cancels_everything_and_says_what_was_heard(call: Call) -> No
     await call.packets(3)
     call.client(type="stop")
     assert call.engine.cancelled == [1, 2]
-    assert [(m["id"], m["reason"], m["heard_ms"]) for m in call.told("speech.stopped")] == [
+    assert [(m["id"], m["reason"], m["sent_ms"]) for m in call.told("speech.stopped")] == [
         ("a", "cancelled", pytest.approx(60.0)),
         ("b", "cancelled", 0.0),
         ("c", "cancelled", 0.0),
@@ -489,7 +443,7 @@ async def test_a_busy_engine_answers_every_sentence_of_a_reply(call: Call) -> No
     assert [(m["id"], m["code"], m["retry_after_ms"]) for m in call.told("error")] == [
         (name, "busy", 400.0) for name in "abcd"
     ]
-    assert [(m["id"], m["reason"], m["heard_ms"]) for m in call.told("speech.stopped")] == [
+    assert [(m["id"], m["reason"], m["sent_ms"]) for m in call.told("speech.stopped")] == [
         (name, "failed", 0.0) for name in "abcd"
     ]
     assert call.session.quiet

@@ -23,7 +23,8 @@ export class CallError extends Error {
 export class Call extends EventTarget {
   #peer = new RTCPeerConnection({ iceServers: [] });
   #channel = this.#peer.createDataChannel(CHANNEL);
-  #receiver = this.#peer.addTransceiver("audio", { direction: "recvonly" }).receiver;
+  #receiver;
+  #microphone;
   #abort = new AbortController();
   #ready = Promise.withResolvers();
   #over = false;
@@ -32,9 +33,14 @@ export class Call extends EventTarget {
   #timer;
   #pongAt;
 
-  constructor(token) {
+  /** `microphone`: a MediaStream of the user's voice, which ends with the call; or null, to listen only. */
+  constructor(token, microphone = null) {
     super();
     this.#token = token;
+    this.#microphone = microphone;
+    const [track] = microphone?.getAudioTracks() ?? [];
+    const direction = track ? "sendrecv" : "recvonly";
+    this.#receiver = this.#peer.addTransceiver(track ?? "audio", { direction }).receiver;
     this.#ready.promise.catch(() => {}); // connect() reports it; a call that ends before must not be "unhandled"
     this.#channel.onmessage = ({ data }) => this.#receive(data);
     this.#channel.onclose = () => {
@@ -122,6 +128,7 @@ export class Call extends EventTarget {
     this.#over = true;
     clearInterval(this.#timer);
     this.#abort.abort();
+    for (const track of this.#microphone?.getTracks() ?? []) track.stop();
     this.#tellServer().finally(() => this.#peer.close()); // closed first, the server would find no call to delete
     this.#ready.reject(reason ?? new CallError("The call was hung up.", ""));
     this.dispatchEvent(new CustomEvent("end", { detail: reason }));

@@ -11,6 +11,8 @@ const OVER = { end: "said", length: "too long, cut at", cancelled: "stopped at",
 
 let token = null;
 let call = null;
+let asking = false; // for the microphone
+let listening = false; // the user has the turn
 let phase = "idle"; // idle, connecting, ready
 let voice = null; // session.created of the last call
 let asked = 0;
@@ -22,9 +24,17 @@ let last = null; // the stats before
 
 /** Starts a call; `afterwards` runs once it is ready. Must be called inside a click: play() is. */
 async function connect(afterwards = () => {}) {
-  if (call) return;
+  if (call || asking) return;
+  meter.wake();
+  let microphone = null;
+  asking = true;
   try {
-    call = new Call(token);
+    if (element("microphone").checked) microphone = await openMicrophone();
+  } finally {
+    asking = false;
+  }
+  try {
+    call = new Call(token, microphone);
   } catch (error) {
     complain("This browser cannot make the call.", `Use a current browser, with WebRTC allowed. (${error.message})`);
     return;
@@ -51,8 +61,23 @@ async function connect(afterwards = () => {}) {
   afterwards();
 }
 
+/** The user's voice; null, with a word of why, where there is none: the call is then for listening only. */
+async function openMicrophone() {
+  try {
+    return await navigator.mediaDevices.getUserMedia({ audio: { echoCancellation: true, noiseSuppression: true } });
+  } catch ({ name }) {
+    const denied = name === "NotAllowedError";
+    complain(
+      denied ? "The microphone is not allowed here." : "There is no microphone.",
+      `You can listen and type. ${denied ? "Allow it in the address bar and connect again." : "Plug one in and connect again."}`,
+    );
+    return null;
+  }
+}
+
 function ended(reason) {
   call = null;
+  listening = false;
   phase = "idle";
   sound.srcObject = null;
   meter.rest();
@@ -90,6 +115,24 @@ function receive(message) {
     case "speech.underrun":
       readings.heard = message.heard_ms;
       utterance.underruns = message.underruns;
+      break;
+    case "speech.paused":
+      Object.assign(utterance, { detail: "paused" });
+      break;
+    case "speech.continued":
+      Object.assign(utterance, { detail: "speaking" });
+      break;
+    case "turn.started":
+      listening = true;
+      break;
+    case "turn.ended":
+      listening = false;
+      break;
+    case "turn.text":
+      utterances.unshift({ id: `t${++asked}`, text: message.text, state: "over", detail: "you", underruns: 0 });
+      break;
+    case "reply.text":
+      utterances.unshift({ id: message.id, text: message.text, waited: true, state: "waiting", detail: "waiting", underruns: 0 });
       break;
     case "speech.stopped":
       Object.assign(readings, { heard: message.heard_ms, buffered: 0 });
@@ -129,6 +172,11 @@ function speak() {
   render();
 }
 
+/** What is typed as if it had been said: the agent answers. */
+function say() {
+  call.send("say", { text: element("text").value.trim() });
+}
+
 function stop() {
   call.send("stop"); // the server answers with a speech.stopped for each that is pending
 }
@@ -154,6 +202,8 @@ function render() {
   write("connect", { idle: "Connect", connecting: "Cancel", ready: "Hang up" }[phase]);
   write("speak", phase === "idle" ? "Connect and speak" : "Speak");
   element("speak").disabled = phase === "connecting";
+  element("say").disabled = phase !== "ready";
+  element("microphone").disabled = phase !== "idle";
   element("stop").disabled = !waiting.length;
   write("ttfa", milliseconds(readings.ttfa));
   write("first-sound", milliseconds(readings.firstSound));
@@ -171,6 +221,7 @@ function render() {
 function statusWords(waiting, speaking) {
   if (phase === "idle") return "Not connected";
   if (phase === "connecting") return "Connecting…";
+  if (listening) return "Listening…";
   if (!waiting.length) return "Connected, ready to speak";
   const { wait } = waiting.at(-1); // of the one that is next, where it has to wait for other callers
   const next = wait === undefined ? "Making the first sound…" : `All voices are busy: ${about(wait)} to wait`;
@@ -265,6 +316,7 @@ function askForToken(afterwards) {
 
 element("connect").onclick = () => (call ? call.hangUp() : connect());
 element("stop").onclick = stop;
+element("say").onclick = say;
 element("play").onclick = play;
 element("problem-close").onclick = () => (element("problem").hidden = true);
 element("text").oninput = count;

@@ -7,6 +7,7 @@ export const MAX_MESSAGE_BYTES = 16384;
 const CLIENT = {
   "speak": ["id", "text", "speaker?", "instruction?", "seed?", "temperature?"],
   "stop": [],
+  "say": ["text"],
   "stats": [
     "jitter_buffer_delay?", "jitter_buffer_emitted_count?", "concealed_samples?", "silent_concealed_samples?",
     "total_samples_received?", "packets_lost?", "jitter?", "round_trip_time?"
@@ -20,7 +21,16 @@ const SERVER = {
   "speech.started": ["id", "ttfa_ms", "heard_ms?"],
   "speech.progress": ["id", "heard_ms", "buffered_ms", "underruns"],
   "speech.underrun": ["id", "heard_ms", "missed_ms", "underruns"],
-  "speech.stopped": ["id", "reason", "heard_ms", "underruns?"],
+  "speech.paused": ["id", "heard_ms"],
+  "speech.continued": ["id", "heard_ms"],
+  "speech.stopped": ["id", "reason", "heard_ms", "sent_ms", "heard?", "underruns?"],
+  "turn.started": [],
+  "turn.stopped": [],
+  "turn.ended": ["seconds"],
+  "turn.text": ["text"],
+  "reply.started": ["id"],
+  "reply.text": ["id", "text"],
+  "reply.ended": ["id", "reason", "heard"],
   "error": ["code", "message", "id?", "field?", "retry_after_ms?"],
   "pong": ["t?"]
 };

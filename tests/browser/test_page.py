@@ -107,10 +107,10 @@ async def test_a_busy_server_is_said_in_plain_words(browser: Browser, server: Se
         assert await states(listener) == ["waiting"]
         await arrive(type="speech.started", id="x", ttfa_ms=1300)
         assert await shown(listener, "status") == "Speaking"
-        await arrive(type="speech.stopped", id="x", reason="end", heard_ms=400)
+        await arrive(type="speech.stopped", id="x", reason="end", heard_ms=400, sent_ms=400)
         await arrive(type="speech.queued", id="y", wait_ms=100)
         await arrive(type="error", id="y", code="busy", message="all voices are busy", retry_after_ms=2500)
-        await arrive(type="speech.stopped", id="y", reason="failed", heard_ms=0)
+        await arrive(type="speech.stopped", id="y", reason="failed", heard_ms=0, sent_ms=0)
         assert await shown(listener, "status") == "Connected, ready to speak"
         assert re.match(r"All voices are busy\. Try again in about 3\ss\.", await shown(listener, "problem"))
         assert await listener.page.inner_text("#utterances li .state >> nth=0") == "not said"

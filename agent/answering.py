@@ -1,0 +1,82 @@
+"""Who answers in every call and how callers are heard, as the command line says it. It knows no call."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent import vad
+from agent.brain import BoundedBrain, BrainConfig, make_brain
+from agent.transcribe import BoundedTranscriber, TranscriberConfig, make_transcriber
+from agent.turn import Settings
+
+NONE, OFF = "none", "off"
+BRAINS = ("echo", "script", "openai", NONE)
+TRANSCRIBERS = (NONE, "openai", "faster-whisper")
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """Who answers in every call, and how the callers are heard."""
+
+    brain: BoundedBrain
+    transcriber: BoundedTranscriber
+    vad: str | None = field(default_factory=vad.usual)
+    """None: nobody listens, turns are typed."""
+    turns: Settings = field(default_factory=Settings)
+    interruptible: bool = True
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of `serve`."""
+    add = parser.add_argument_group(
+        "conversation", "who answers what callers say or type; keys are read from the environment or a file"
+    ).add_argument
+    add("--brain", choices=BRAINS, default="echo", help="who answers; none: only what is asked for is spoken (echo)")
+    add("--script", type=Path, metavar="FILE", help="YAML of replies, for --brain script")
+    add("--llm-url", default="", metavar="URL", help="of an OpenAI-compatible server, such as http://localhost:8000/v1")
+    add("--llm-model", default="", metavar="NAME")
+    add("--llm-key-env", metavar="NAME", help="the environment variable with that server's key")
+    add("--llm-key-file", type=Path, metavar="FILE")
+    add("--system", metavar="TEXT", help="the model's instructions")
+    add("--greeting", default="", metavar="TEXT", help="what the agent says first")
+    add("--transcriber", choices=TRANSCRIBERS, default=NONE, help="who tells what was said (default: %(default)s)")
+    add("--stt-url", default="", metavar="URL", help="of an OpenAI-compatible server that transcribes")
+    add("--stt-model", default="", metavar="NAME", help="its model; of faster-whisper a name or a folder")
+    add("--stt-key-env", metavar="NAME")
+    add("--stt-key-file", type=Path, metavar="FILE")
+    add("--language", default="", metavar="CODE", help="of what is said, such as en: transcribing takes less time then")
+    usual = vad.usual()
+    add("--vad", choices=(*vad.VADS, OFF), default=usual, help="who notices speech; off: nobody (default: %(default)s)")
+    add("--uninterruptible", action="store_true", help="what the agent says is said to its end")
+
+
+def answering(args: argparse.Namespace) -> Answering | None:
+    """What the options ask for; None where nobody answers. Raises SettingsError, ValueError and ImportError."""
+    if args.brain == NONE:
+        return None
+    system = {} if args.system is None else {"system": args.system}
+    brain = BrainConfig(
+        args.brain,
+        greeting=args.greeting,
+        script=args.script,
+        url=args.llm_url,
+        model=args.llm_model,
+        key_env=args.llm_key_env,
+        key_file=args.llm_key_file,
+        **system,
+    )
+    transcriber = TranscriberConfig(
+        args.transcriber,
+        url=args.stt_url,
+        model=args.stt_model,
+        key_env=args.stt_key_env,
+        key_file=args.stt_key_file,
+        language=args.language,
+    )
+    heard_by = None if args.vad == OFF else args.vad
+    if heard_by:
+        vad.check(heard_by)
+    made = make_brain(brain), make_transcriber(transcriber)
+    return Answering(*made, heard_by, interruptible=not args.uninterruptible)

@@ -1,0 +1,110 @@
+"""A call with somebody who answers: a brain and ears that do what a test has them do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from scripted_call import Call
+
+from agent.brain import BoundedBrain, ReplyLimits
+from agent.conversation import Conversation
+from agent.dialogue import Audio, UserTurn
+from agent.transcribe import TranscriberConfig, make_transcriber
+from agent.turn import Settings
+
+SORRY = "Sorry, not now."
+
+
+class Thinker:
+    """A brain that says what a test has it say; it remembers the turns."""
+
+    def __init__(self, *deltas: str | Exception | Callable[[], Any]) -> None:
+        self.turns: list[UserTurn] = []
+        self.deltas, self.closed = deltas, 0
+
+    async def reply(self, turn: UserTurn) -> AsyncGenerator[str, None]:
+        self.turns.append(turn)
+        try:
+            for delta in self.deltas:
+                if isinstance(delta, Exception):
+                    raise delta
+                if callable(delta):
+                    await delta()
+                else:
+                    yield delta
+        finally:
+            self.closed += 1
+
+    async def close(self) -> None:
+        pass
+
+
+def saying(text: str) -> Callable[[Audio], Awaitable[str]]:
+    """A transcriber that always hears this, without a thread: `settle` is enough."""
+
+    async def transcribe(audio: Audio) -> str:
+        return text
+
+    return transcribe
+
+
+class Microphone:
+    """Ears that have kept a turn."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[float, float]] = []
+        self.tuned: list[tuple[Settings | None, float]] = []
+        self.settings, self.samples = Settings(), 8000
+        self.echoes = self.closed = 0
+
+    def audio(self, onset_at: float, ended_at: float) -> Audio:
+        self.asked.append((onset_at, ended_at))
+        return np.ones(self.samples, np.int16)
+
+    def retune(self, settings: Settings | None, before: float) -> None:
+        self.tuned.append((settings, before))
+
+    def sent(self, samples: Audio, at: float) -> None:
+        self.echoes += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Talk(Call):
+    """A call with somebody who answers."""
+
+    def __init__(
+        self, executor: ThreadPoolExecutor, brain: Thinker, transcript: Any = None, greeting: str = "", **options: Any
+    ) -> None:
+        super().__init__(executor)
+        self.brain, self.microphone = brain, Microphone()
+        transcriber = make_transcriber(TranscriberConfig("function" if transcript else "none"), transcript)
+        limited = BoundedBrain(brain, ReplyLimits(), greeting, SORRY)
+        self.conversation = Conversation(self.session, limited, transcriber, **options)
+        self.conversation.ears = self.microphone
+
+    async def settle(self) -> None:
+        """What can go on goes on."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    async def speak_on(self, request: int, frames: int = 4) -> None:
+        """The engine says the whole request, and it is played."""
+        self.engine.say(request, frames=frames, final=True)
+        self.engine.finish(request)
+        await self.packets(4 * frames + 4)
+        await self.settle()
+
+    @property
+    def turn_types(self) -> list[str]:
+        return [kind for kind in self.types if kind.startswith(("turn", "reply", "error"))]
+
+    @property
+    def asked_for(self) -> list[str]:
+        """The texts that the engine got."""
+        return [job.request.text for job in self.engine.jobs.values()]
