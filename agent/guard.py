@@ -14,6 +14,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -36,9 +37,18 @@ HEADERS = {
 }
 """Sent with every answer: the page loads nothing from elsewhere and nobody frames it."""
 
+EXPOSED = "Accept-Patch, ETag, Link, Location, Retry-After"
+"""What a page of an allowed origin may read of an answer's headers, beside what every page may read."""
+
 SCHEMES = ("http", "https")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class AddRoute(Protocol):
+    """Enters a handler under a method and a path, behind a guard."""
+
+    def __call__(self, method: str, path: str, handler: Handler, needs_token: bool = False) -> None: ...
 
 
 class AccessError(ValueError):
@@ -108,10 +118,15 @@ class Guard:
                 refusal = _as_refusal(error)
                 self._refused(refusal.status)
                 response = refusal.response()
-            response.headers.update(HEADERS | self._cors(request))
+            if not response.prepared:
+                response.headers.update(self.headers(request))
             return response
 
         return guarded
+
+    def headers(self, request: web.Request) -> dict[str, str]:
+        """What is sent with every answer; for a handler that begins to send before it returns."""
+        return HEADERS | self._cors(request)
 
     def wrap_unmatched(self, prefix: str) -> Middleware:
         """A middleware that holds the rules below `prefix` where no route is; requests that have a route pass."""
@@ -135,15 +150,15 @@ class Guard:
                 429, "busy", f"too many requests: at most {self._access.rate:g} a second", Retry_After=seconds
             )
         if needs_token:
-            self._check_token(request)
+            self.check_token(request)
 
     async def preflight(self, request: web.Request) -> web.StreamResponse:
         """The answer to a browser that asks whether another origin's page may ask (Fetch, section 3.2.2)."""
         return web.Response(
             status=204,
             headers={
-                "Access-Control-Allow-Methods": "POST, DELETE",
-                "Access-Control-Allow-Headers": "Authorization, Content-Type",
+                "Access-Control-Allow-Methods": "POST, PATCH, DELETE",
+                "Access-Control-Allow-Headers": "Authorization, Content-Type, If-Match, X-OpenAI-Agents-SDK",
                 "Access-Control-Max-Age": "600",
             },
         )
@@ -163,7 +178,8 @@ class Guard:
         if origin.lower() not in (f"{scheme}://{host}" for scheme in SCHEMES):  # either: TLS may end at a proxy
             raise Refusal(403, "wrong_origin", "pages of this origin may not use the server: see --allow-origin")
 
-    def _check_token(self, request: web.Request) -> None:
+    def check_token(self, request: web.Request) -> None:
+        """Raises Refusal."""
         token = self._access.token
         if token is None:
             if not is_local(request.remote):
@@ -184,7 +200,7 @@ class Guard:
         return {
             "Vary": "Origin",
             "Access-Control-Allow-Origin": origin,
-            "Access-Control-Expose-Headers": "Retry-After",
+            "Access-Control-Expose-Headers": EXPOSED,
         }
 
 
