@@ -3,6 +3,12 @@
     POST   /offer        {sdp, type} -> {sdp, type, id},      token
                          or 503 and Retry-After while busy
     DELETE /calls/{id}                                        token
+    POST   /whep         an offer's SDP -> the answer's       token
+    PATCH, DELETE        the call that its Location names     token
+    POST   /v1/audio/speech     JSON -> wav, pcm or Ogg Opus  token
+    POST   /v1/realtime/calls   an offer's SDP -> the answer's, where somebody answers; token or a client's key
+    POST   /v1/realtime/calls/{id}/hangup, DELETE /v1/realtime/calls/{id}    token
+    POST   /v1/realtime/client_secrets    a key for one call  token
     GET    /metrics      Prometheus                           token
     GET    /healthz      200, or 503 while draining or down   open
     GET    /             the page and its files               open: nothing secret is in them
@@ -20,7 +26,8 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from agent import page
+from agent import page, realtime_routes, speech_http, whep
+from agent.answering import Answering
 from agent.calls import CallLimits, CallRefused, Calls
 from agent.guard import Access, Guard, Handler, Refusal, read_body
 from agent.offer import OfferError
@@ -36,13 +43,15 @@ def attach(
     access: Access | None = None,
     limits: CallLimits | None = None,
     opened: Callable[[Session], None] = lambda session: None,
+    answering: Answering | None = None,
 ) -> Calls:
     """Adds the routes to an application below `prefix`, and returns its calls; they end with the application.
 
-    `opened` is told of every new session. Raises ValueError for a voice whose sample rate Opus does not take.
+    `opened` is told of every new session. `answering` says who listens and answers in every call; brain and transcriber
+    are started and closed with the application. Raises ValueError for a voice whose sample rate Opus does not take.
     """
     clock = MonotonicClock()
-    calls = Calls(engine, limits, clock, opened)
+    calls = Calls(engine, limits, clock, opened, answering)
     guard = Guard(access or Access(), clock, lambda status: calls.metrics.refused.labels(status).inc())
     routes = Routes(calls)
 
@@ -55,6 +64,10 @@ def attach(
     add("OPTIONS", "calls/{id}", guard.preflight)
     add("GET", "metrics", routes.metrics, needs_token=True)
     add("GET", "healthz", routes.healthz)
+    if answering:
+        realtime_routes.add_routes(add, guard, calls)
+    whep.add_routes(add, guard, calls)
+    speech_http.add_routes(add, guard, calls, engine)
     for path, handler in page.files():
         add("GET", path, handler)
     app.middlewares.append(guard.wrap_unmatched(prefix))
@@ -62,8 +75,15 @@ def attach(
         app.router.add_get(prefix, guard.wrap(routes.to_page))
 
     async def life(app: web.Application) -> AsyncIterator[None]:
-        yield
-        await calls.close()
+        try:
+            if answering:
+                await answering.transcriber.start()
+            yield
+        finally:
+            await calls.close()
+            if answering:
+                await answering.brain.close()
+                await answering.transcriber.close()
 
     app.cleanup_ctx.append(life)
     return calls
