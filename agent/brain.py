@@ -164,7 +164,7 @@ class BoundedBrain:
         try:
             async with aclosing(self._brain.reply(turn)) as deltas, aclosing(bounded(deltas, self._limits)) as kept:
                 async for delta in kept:
-                    yield delta
+                    yield delta.encode("utf-8", "replace").decode()  # JSON may bring half a character
         except OutsideError as error:
             log.warning("no reply, or not all of it: %s: %s", error.trouble, error)
             raise BrainError(error.trouble, str(error), error.retry_after, self.apology) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ from agent.peer import PINGED_SILENCE, SILENCE, Peer
 from agent.receive import Receiver
 from agent.session import MAX_QUEUED, Engine, Session
 from engine.clock import Clock, MonotonicClock
+
+log = logging.getLogger(__name__)
 
 LISTENING_THREADS = 1
 """Decoding, VAD and echo guard take some 0.5 ms for 20 ms of a microphone: one thread hears forty."""
@@ -131,7 +134,9 @@ class Calls:
     async def close(self) -> None:
         """Ends every call."""
         self.draining = True
-        await asyncio.gather(*(peer.close("server ends") for peer in list(self._peers.values())))
+        closing = [peer.close("server ends") for peer in list(self._peers.values())]
+        for failed in filter(None, await asyncio.gather(*closing, return_exceptions=True)):
+            log.error("a call could not be closed", exc_info=failed)
         self._encoders.shutdown()
         self._listeners.shutdown()
 

@@ -35,12 +35,16 @@ from agent.trouble import OutsideError, Trouble
 from agent.turn import Action, AgentState, Interrupt, Pause, Resume, Settings, SpeechStarted
 from agent.turn import SpeechStopped as SilenceBegan
 from agent.turn import TurnEnded as TurnOver
-from engine.core import FinishReason
+from engine.core import ErrorCode, FinishReason
 
 log = logging.getLogger(__name__)
 
 END, INTERRUPTED = "end", "interrupted"
 """Reasons of reply.ended, beside FAILED."""
+MAX_HISTORY = 500
+"""Messages of a call that are remembered."""
+MAX_REPLIES = 4
+"""That wait for one another, where none may be interrupted."""
 LEAST_ROOM = 1
 """Places of a session's queue that are left to the client's own speak messages."""
 
@@ -159,6 +163,7 @@ class Conversation:
         self._replies: list[Reply] = []
         """That are not over, in order; all but the first wait for one that must not be interrupted."""
         self._count = self._turns = 0
+        self._closed = False
         self._unanswered: list[Said] = []
         """What was spoken and not answered yet: the next spoken turn goes on with it."""
         self._notes: list[asyncio.Task[None]] = []
@@ -189,7 +194,7 @@ class Conversation:
     @property
     def agent(self) -> AgentState:
         """What the agent does, as far as the user may stop it."""
-        if self._session.quiet:
+        if self._session.quiet and not any(reply.started for reply in self._replies):
             return AgentState.SILENT
         return AgentState.SPEAKING if self.interruptible else AgentState.UNINTERRUPTIBLE
 
@@ -202,6 +207,10 @@ class Conversation:
         """A turn that was typed. It interrupts, as a spoken one does."""
         if self.interruptible:
             self.interrupt()
+        if len(self._replies) >= MAX_REPLIES:
+            message = f"{MAX_REPLIES} turns wait for their answers already: try again when one is over"
+            self._session.report(Error(code=ErrorCode.BUSY, message=message, field="text"))
+            return
         self._session.send(TurnEnded(seconds=0.0))
         self._session.send(TurnText(text=text))
         self._answer(self._said(text=text))
@@ -254,6 +263,7 @@ class Conversation:
 
     def close(self) -> None:
         """Answers nothing any more, and leaves nothing behind."""
+        self._closed = True
         for reply in self._replies:
             reply.cancel()
         self._replies.clear()
@@ -281,6 +291,10 @@ class Conversation:
         """Forgets a message, if it is there."""
         self.history = [message for message in self.history if message.id != message_id]
 
+    def _trim(self) -> None:
+        """Forgets the oldest of a long call."""
+        del self.history[: max(0, len(self.history) - MAX_HISTORY)]
+
     # ---- replies ----------------------------------------------------------------------------------------------
 
     def _said(self, text: str = "", audio: Audio | None = None, onset_at: float = 0.0) -> Said:
@@ -291,7 +305,10 @@ class Conversation:
         self._begin(self._answers(said), said)
 
     def _begin(self, texts: AsyncGenerator[str], said: Said | None = None) -> None:
-        """Speaks these texts as a reply, after one that must not be interrupted."""
+        """Speaks these texts as a reply, after one that must not be interrupted; not once the call is over."""
+        if self._closed:
+            return
+        self._trim()
         self._count += 1
         before = self._replies[-1] if self._replies else None
         reply = Reply(f"reply{self._count}", said)
@@ -340,16 +357,20 @@ class Conversation:
         if not reply.started:
             reply.started = True
             self._session.send(ReplyStarted(id=reply.id))
-        while self._session.room <= LEAST_ROOM:
+        while self._session.room <= min(LEAST_ROOM, self._session.max_queued - 1):
             reply.moved.clear()
             await reply.moved.wait()
         reply.pieces += 1
         utterance = f"{reply.id}.{reply.pieces}"
         reply.open.add(utterance)
-        self._session.send(ReplyText(id=utterance, text=piece))
-        if not self._session.speak(Speak(id=utterance, text=piece)):
-            reply.failed = True
-            reply.open.discard(utterance)
+        spoken = False
+        try:
+            self._session.send(ReplyText(id=utterance, text=piece))
+            spoken = self._session.speak(Speak(id=utterance, text=piece))
+        finally:
+            if not spoken:
+                reply.failed = True
+                reply.open.discard(utterance)
 
     async def _apologise(self, reply: Reply, error: OutsideError) -> None:
         """Tells the user in words and the client in an event what kind of trouble there was; the log knows the rest."""
@@ -422,13 +443,14 @@ class Conversation:
 
     def take_stopped(self, stopped: SpeechStopped) -> None:
         """An utterance is over: this conversation's, or one that the client asked for."""
+        for each in self._replies:  # there is room for one more, whoever's this was
+            each.moved.set()
         reply = next((reply for reply in self._replies if stopped.id in reply.open), None)
         if reply is None:
             return
         reply.open.discard(stopped.id)
         reply.failed |= stopped.reason == FAILED
         reply.heard.append(stopped.heard)
-        reply.moved.set()
         if stopped.reason != FinishReason.CANCELLED:  # else all of it was cut
             self._settle(reply)
 
@@ -448,6 +470,8 @@ class Conversation:
         """Its last word; what was heard of it is what the brain will know of it."""
         self._replies.remove(reply)
         reply.over.set()
+        if self._session.quiet:
+            self._session.resume()  # a pause between two of its sentences would keep back what is said next
         heard = reply.heard_text
         if heard:
             self.history.append(Message(Role.AGENT, heard, interrupted=reason == INTERRUPTED, id=reply.id))

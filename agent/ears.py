@@ -6,6 +6,7 @@ It does not know what is answered: every action of turn.py goes to whoever asked
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -20,6 +21,8 @@ from agent.receive import Heard, Receiver
 from agent.turn import Action, AgentState, Settings, TurnEndModel, TurnTaking
 from agent.turn import Heard as Judged
 from engine.clock import Clock
+
+log = logging.getLogger(__name__)
 
 MAX_PENDING = 100
 """Packets that wait for the listening thread, of either direction: two seconds, the oldest give way."""
@@ -99,6 +102,7 @@ class Ears:
         self._before = BEFORE
         self._pending: deque[Heard | Sent] = deque(maxlen=MAX_PENDING)
         self._busy: asyncio.Future[list[Judged]] | None = None
+        self._closed = False
         self._kept: deque[Heard] = deque()
         self._last_at = float("-inf")
         self._quiet: asyncio.TimerHandle | None = None
@@ -131,6 +135,7 @@ class Ears:
 
     def close(self) -> None:
         """Hears nothing any more; may be called again."""
+        self._closed = True
         self.receiver.close()
         self._pending.clear()
         self._kept.clear()
@@ -154,7 +159,11 @@ class Ears:
 
     def _listened(self, done: asyncio.Future[list[Judged]]) -> None:
         self._busy = None
-        if done.cancelled():
+        if done.cancelled() or self._closed:
+            return
+        if error := done.exception():
+            log.error("a microphone cannot be listened to any more", exc_info=error)
+            self.close()
             return
         for judged in done.result():
             self._take(judged)

@@ -65,6 +65,8 @@ class Peer:
         # An empty list: left out, aiortc asks a public STUN server, and waits 5 s where there is none.
         self._connection = Connection(RTCConfiguration(iceServers=[]))
         self._channel: RTCDataChannel | None = None
+        self._had_channel = False
+        """One a call: what was agreed upon in the first would be forgotten in a second."""
         self._wire: Wire | None = None
         self._watch: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -133,9 +135,9 @@ class Peer:
 
     def _take_channel(self, channel: RTCDataChannel) -> None:
         partner = self.session.partner
-        if self._channel is not None:
+        if self._had_channel:
             channel.close()
-        elif channel.label == CHANNEL:
+        elif channel.label == CHANNEL and not (isinstance(partner, Conversation) and partner.terms.fixed):
             self._keep(channel, self.session.receive)
             self.session.listen(self._send)
         elif channel.label == realtime.CHANNEL and isinstance(partner, Conversation):
@@ -146,7 +148,7 @@ class Peer:
             channel.close()
 
     def _keep(self, channel: RTCDataChannel, receive: Callable[[str | bytes], None]) -> None:
-        self._channel = channel
+        self._channel, self._had_channel = channel, True
         channel.on("message", receive)
         channel.on("close", self._drop_channel)
 

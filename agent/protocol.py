@@ -17,6 +17,9 @@ MAX_REASON_CHARS = 300
 """Of an error's text that may quote what the client sent."""
 
 Id = Annotated[str, Meta(min_length=1, max_length=128)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Signed = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+"""More packets may come than were expected."""
 
 
 class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,11 +51,11 @@ class Stats(Client, tag="stats", frozen=True):
     """What the listener's own getStats says: totals since the call began, in seconds and samples."""
 
     jitter_buffer_delay: float | None = None
-    jitter_buffer_emitted_count: int | None = None
-    concealed_samples: int | None = None
-    silent_concealed_samples: int | None = None
-    total_samples_received: int | None = None
-    packets_lost: int | None = None
+    jitter_buffer_emitted_count: Count | None = None
+    concealed_samples: Count | None = None
+    silent_concealed_samples: Count | None = None
+    total_samples_received: Count | None = None
+    packets_lost: Signed | None = None
     jitter: float | None = None
     round_trip_time: float | None = None
 

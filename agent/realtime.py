@@ -25,6 +25,10 @@ MAX_REASON_CHARS = 300
 Json = Mapping[str, Any]
 Id = Annotated[str, Meta(min_length=1, max_length=128)]
 EventId = Annotated[str, Meta(max_length=512)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+"""As OpenAI takes it: 16 pairs of short texts."""
 Milliseconds = Annotated[float, Meta(ge=0)]
 
 
@@ -111,7 +115,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     instructions: str | None = None
     conversation: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
     input: list[Any] | None = None
 
 

@@ -8,6 +8,7 @@ conversation.item.truncated without being asked for.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from agent.realtime_session import Hearing, SessionSettings
 from agent.session import MAX_SAID_CHARS, MESSAGES_A_SECOND, Session
 from agent.trouble import Trouble
 from engine.clock import Clock
+
+log = logging.getLogger(__name__)
 
 MAX_CREATED = 500
 """Items that a client may have added to a call."""
@@ -106,6 +109,10 @@ class RealtimeDialect(Watcher):
                 self._handle(event)
             except EventError as error:
                 self._refuse(error, event.event_id, f"{event.__struct_config__.tag}: ")
+            except Exception:  # aiortc would end the whole call
+                log.exception("an event could not be taken")
+                fault = EventError("server_error", "this could not be done: the server's log says why")
+                self._refuse(fault, event.event_id, f"{event.__struct_config__.tag}: ")
 
     def _too_fast(self) -> bool:
         """Takes one from the allowance; says once that events are being dropped."""

@@ -109,6 +109,8 @@ class RealtimeRoutes:
         for session in self._calls.sessions:
             if session.id == call_id and isinstance(session.partner, Conversation):
                 session.partner.terms = terms
+                if terms.fixed:  # nothing is answered before the client's channel has brought them into force
+                    session.partner.automatic = False
         return call_id, answer
 
     async def hang_up(self, request: web.Request) -> web.StreamResponse:

@@ -33,6 +33,8 @@ from engine.runtime import EngineError, Runtime
 
 access_log = logging.getLogger("agent.access")
 
+HANDSHAKE_SECONDS = 10.0
+"""Of TLS: whoever takes longer holds a descriptor that no other limit counts."""
 SHUTDOWN_SECONDS = 1.0
 """What requests that are still being read or answered may take at the end."""
 
@@ -103,7 +105,9 @@ async def serve(config: ServeConfig, runtime: Runtime, sock: socket.socket, tls:
     door.server = runner.server
     gc.collect()
     gc.freeze()  # a full collection of what start-up left takes 70 ms: more than three packets
-    server = await asyncio.get_running_loop().create_server(door, sock=sock, ssl=tls)
+    server = await asyncio.get_running_loop().create_server(
+        door, sock=sock, ssl=tls, ssl_handshake_timeout=HANDSHAKE_SECONDS if tls else None
+    )
     watch = asyncio.create_task(door.watch())
     try:
         announce(config, runtime, sock.getsockname()[1])

@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from math import ceil
@@ -80,10 +81,11 @@ def attach(
                 await answering.transcriber.start()
             yield
         finally:
-            await calls.close()
-            if answering:
-                await answering.brain.close()
-                await answering.transcriber.close()
+            try:
+                await calls.close()
+            finally:
+                if answering:
+                    await asyncio.gather(answering.brain.close(), answering.transcriber.close())
 
     app.cleanup_ctx.append(life)
     return calls

@@ -230,6 +230,8 @@ class Session:
 
         A stop is never dropped for coming too fast: silence costs nothing.
         """
+        if self._refusing == OVER:
+            return
         try:
             message = decode(data)
         except ProtocolError as error:
@@ -237,7 +239,11 @@ class Session:
                 self._error(ErrorCode.BAD_REQUEST, str(error))
             return
         if isinstance(message, Stop) or not self._too_fast():
-            self._handle(message)
+            try:
+                self._handle(message)
+            except Exception:  # aiortc would end the whole call
+                log.exception("a message could not be taken")
+                self._error(ErrorCode.BAD_REQUEST, "this could not be done: the server's log says why")
 
     def _too_fast(self) -> bool:
         """Takes one from the allowance; says once that messages are being dropped."""
@@ -322,6 +328,11 @@ class Session:
     def room(self) -> int:
         """How many more utterances are taken now."""
         return self._max_queued - len(self._live)
+
+    @property
+    def max_queued(self) -> int:
+        """Utterances that are taken at once."""
+        return self._max_queued
 
     @property
     def max_text_chars(self) -> int:
@@ -507,6 +518,7 @@ class Session:
         self._submit_waiting()
         if not self._live:
             self._idle.set()
+            self.track.resume()  # a pause is of what was playing
 
     def _stopped(self, utterance: Utterance, reason: str, sent_samples: int) -> None:
         self._metrics.utterances.labels(reason).inc()

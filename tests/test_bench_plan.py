@@ -48,7 +48,7 @@ def test_all_streams_are_there_in_every_step_that_counts() -> None:
     costs = crowd.run()
     assert len(costs) == 300
     assert all(0 < plan < whole for plan, whole in costs), "planning is part of the whole"
-    assert crowd._scheduler.snapshot(0.0)["requests_active"] == 5
+    assert crowd.sizes == (5.0, 0.0)
     assert crowd._scheduler.snapshot(0.0)["requests_finished_total"] > 5, "whoever was served calls again"
     assert crowd._inbox.waits == 0, "nobody is held"
 

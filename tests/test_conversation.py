@@ -16,6 +16,7 @@ from agent.dialogue import Audio, Message, Role
 from agent.transcribe import TranscriberConfig, make_transcriber
 from agent.trouble import OutsideError, Trouble
 from agent.turn import AgentState, Interrupt, Pause, Resume, SpeechStarted, SpeechStopped, TurnEnded
+from engine.core import ErrorCode
 
 
 @pytest.fixture
@@ -396,3 +397,93 @@ async def test_what_was_forbidden_at_first_is_not_allowed_later(executor: Thread
     assert not other.conversation.interruptible
     other.conversation.interruptible = True
     assert other.conversation.interruptible
+
+
+async def test_a_pause_in_which_the_reply_fails_does_not_silence_the_next(executor: ThreadPoolExecutor) -> None:
+    talk = Talk(executor, Thinker("Yes."))
+    talk.client(type="say", text="Hello?")
+    await talk.settle()
+    talk.conversation.act(Pause(50.0, 50.1))
+    talk.engine.fail(1, ErrorCode.BUSY, "all voices are busy")
+    await talk.packets(3)
+    assert talk.conversation.agent is AgentState.SILENT
+    talk.client(type="speak", id="a", text="And this?")
+    await talk.speak_on(2)
+    assert talk.told("speech.stopped")[-1]["reason"] == "end"
+
+
+async def test_a_pause_between_two_sentences_does_not_silence_what_comes_next(executor: ThreadPoolExecutor) -> None:
+    more = asyncio.Event()
+    talk = Talk(executor, Thinker("One. ", more.wait))
+    talk.client(type="say", text="Count!")
+    await talk.settle()
+    await talk.speak_on(1)
+    assert talk.conversation.agent is AgentState.SPEAKING, "between two sentences"
+    talk.conversation.act(Pause(50.0, 50.1))
+    more.set()
+    await talk.settle()
+    assert talk.told("reply.ended")[0]["reason"] == "end"
+    talk.client(type="speak", id="a", text="And this?")
+    await talk.speak_on(2)
+    assert talk.told("speech.stopped")[-1]["id"] == "a"
+
+
+async def test_a_reply_waits_for_room_that_others_leave(executor: ThreadPoolExecutor) -> None:
+    talk = Talk(executor, Thinker("At last."), interruptible=False)
+    for n in range(7):
+        talk.speak(f"own{n}")
+    talk.client(type="say", text="And you?")
+    await talk.settle()
+    assert not talk.told("reply.text")
+    for request in range(1, 8):
+        await talk.speak_on(request, frames=1)
+    assert len(talk.told("reply.text")) == 1
+
+
+async def test_a_queue_of_one_is_enough(executor: ThreadPoolExecutor) -> None:
+    talk = Talk(executor, Thinker("Short."))
+    talk.session._max_queued = 1
+    talk.client(type="say", text="Hello?")
+    await talk.settle()
+    assert talk.asked_for == ["Short."]
+
+
+async def test_turns_that_wait_are_bounded(executor: ThreadPoolExecutor) -> None:
+    talk = Talk(executor, Thinker("A notice."), interruptible=False)
+    for n in range(10):
+        talk.client(type="say", text=f"Turn {n}.")
+    await talk.settle()
+    assert [error["code"] for error in talk.told("error")] == ["busy"] * 6
+    talk.session.close()
+
+
+async def test_a_long_call_is_not_remembered_from_its_beginning(executor: ThreadPoolExecutor) -> None:
+    talk = Talk(executor, Thinker("Yes."))
+    talk.conversation.history = [Message(Role.USER, str(n)) for n in range(1000)]
+    talk.client(type="say", text="Hello?")
+    await talk.settle()
+    assert len(talk.brain.turns[0].history) == 500
+    assert talk.brain.turns[0].history[-1].text == "999"
+
+
+async def test_a_piece_that_cannot_be_said_ends_nothing_else(executor: ThreadPoolExecutor) -> None:
+    talk = Talk(executor, Thinker("Half a \ud83d character."))
+    talk.client(type="say", text="Hello?")
+    await talk.settle()
+    assert " ".join(talk.asked_for) == "Half a ? character."
+
+
+async def test_after_the_end_nobody_is_asked(executor: ThreadPoolExecutor) -> None:
+    talk = Talk(executor, Thinker("Yes."))
+    talk.session.close()
+    talk.client(type="say", text="Hello?")
+    talk.conversation.respond()
+    await talk.settle()
+    assert not talk.brain.turns
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_numbers_beyond_all_counts_are_refused(executor: ThreadPoolExecutor) -> None:
+    call = Call(executor)
+    call.session.receive('{"type": "stats", "jitter_buffer_emitted_count": 1' + "0" * 400 + "}")
+    assert call.told("error")

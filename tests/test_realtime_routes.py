@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, FormData, web
 from aiohttp.test_utils import TestServer
+from aiortc import RTCSessionDescription
 from caller import Caller
 from scripted_runtime import ScriptedRuntime
 from scripted_talk import Thinker
@@ -17,6 +18,7 @@ from scripted_talk import Thinker
 from agent.answering import Answering
 from agent.brain import BoundedBrain, ReplyLimits
 from agent.calls import CallLimits, Calls
+from agent.conversation import Conversation
 from agent.guard import Access, Guard, Handler
 from agent.realtime_keys import MAX_KEYS
 from agent.realtime_routes import Lifetime, add_routes, fields
@@ -302,3 +304,31 @@ def test_a_form_in_any_encoding_is_read() -> None:
 
 def test_a_key_lasts_a_minute_unless_told_otherwise() -> None:
     assert Lifetime().seconds == 60.0
+
+
+async def test_what_a_key_has_fixed_holds_on_every_channel(site: Site) -> None:
+    """The channel of our own protocol knows no such settings: it is not opened, first or later."""
+    value = (await site.key(session={"type": "realtime", "instructions": "Only of trains."}))["value"]
+    caller, _ = await site.call(**bearer(value))
+    caller.channel.close()
+    await caller.wait(lambda: caller.channel.readyState == "closed")
+    for label in ("breezert", "oai-events"):
+        again = caller.connection.createDataChannel(label)
+        again.on("close", caller._heard.set)
+        await caller.wait(lambda channel=again: channel.readyState == "closed")
+
+
+async def test_a_key_that_fixes_something_opens_no_channel_of_ours(site: Site) -> None:
+    value = (await site.key(session={"type": "realtime", "instructions": "Only of trains."}))["value"]
+    caller = Caller()
+    try:
+        caller.channel.on("close", caller._heard.set)
+        status, answer, _ = await site.offer(await caller.offer(), **bearer(value))
+        assert status == 201
+        await caller.connection.setRemoteDescription(RTCSessionDescription(answer, "answer"))
+        await caller.wait(lambda: caller.channel.readyState == "closed")
+        (session,) = site.calls.sessions
+        assert isinstance(session.partner, Conversation)
+        assert not session.partner.automatic, "nor is a spoken turn answered without its instructions"
+    finally:
+        await caller.close()

@@ -36,6 +36,7 @@ async function connect(afterwards = () => {}) {
   try {
     call = new Call(token, microphone);
   } catch (error) {
+    for (const track of microphone?.getTracks() ?? []) track.stop();
     complain("This browser cannot make the call.", `Use a current browser, with WebRTC allowed. (${error.message})`);
     return;
   }
