@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from agent.answering import Answering
 from agent.conversation import Conversation
@@ -70,6 +71,8 @@ class Calls:
         self._engine, self._opened, self._answering = engine, opened, answering
         self._clock = clock or MonotonicClock()
         self._peers: dict[str, Peer] = {}
+        self.speeches: set[asyncio.Task[Any]] = set()
+        """Requests that are spoken without a call, over HTTP."""
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="opus")
         self._listeners = ThreadPoolExecutor(LISTENING_THREADS, thread_name_prefix="ears")
 
@@ -80,7 +83,7 @@ class Calls:
     @property
     def quiet(self) -> bool:
         """Nobody is being spoken to."""
-        return all(session.quiet for session in self.sessions)
+        return not self.speeches and all(session.quiet for session in self.sessions)
 
     @property
     def status(self) -> str:
@@ -124,7 +127,7 @@ class Calls:
             session.refuse("the server is about to end")
         if self.quiet:
             return
-        waiting = asyncio.gather(*(session.idle() for session in sessions))
+        waiting = asyncio.gather(*(session.idle() for session in sessions), *map(over, self.speeches))
         try:
             await asyncio.wait_for(waiting, seconds)
         except TimeoutError:
@@ -189,3 +192,8 @@ class Calls:
         del self._peers[peer.session.id]
         self.metrics.peers.set(len(self._peers))
         self.metrics.calls_ended.labels(why).inc()
+
+
+async def over(task: asyncio.Task[Any]) -> None:
+    """Returns when it is, whatever became of it."""
+    await asyncio.wait([task])

@@ -22,7 +22,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
 from agent.answering import Answering
-from agent.calls import CallLimits
+from agent.calls import CallLimits, Calls
 from agent.door import ROUTE, Door, MalformedFilter, noting
 from agent.guard import Access, AccessError, is_loopback
 from agent.server import attach
@@ -99,15 +99,49 @@ async def serve(config: ServeConfig, runtime: Runtime, sock: socket.socket, tls:
         app, access_log_class=AccessLog, access_log=access_log, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS
     )
     try:
-        await runner.setup()
+        if await set_up(runner, signals):
+            door.server = runner.server
+            await answer(config, runtime, calls, door, sock, tls, signals)
+    finally:
+        await runner.cleanup()
+
+
+async def set_up(runner: web.AppRunner, signals: asyncio.Queue[None]) -> bool:
+    """Starts what the application holds; false where a signal came first. Raises ServeError."""
+    starting = asyncio.create_task(runner.setup())
+    ending = asyncio.create_task(signals.get())
+    await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
+    over = ending.done()
+    for task in (starting, ending):
+        task.cancel()
+    try:
+        await starting
+    except asyncio.CancelledError:
+        return False
     except OutsideError as error:
         raise ServeError(f"--transcriber: {error}") from error
-    door.server = runner.server
+    return not over
+
+
+async def answer(
+    config: ServeConfig,
+    runtime: Runtime,
+    calls: Calls,
+    door: Door,
+    sock: socket.socket,
+    tls: ssl.SSLContext | None,
+    signals: asyncio.Queue[None],
+) -> None:
+    """Until a signal comes, then drains. Raises ServeError where another program has begun to listen there."""
     gc.collect()
     gc.freeze()  # a full collection of what start-up left takes 70 ms: more than three packets
-    server = await asyncio.get_running_loop().create_server(
-        door, sock=sock, ssl=tls, ssl_handshake_timeout=HANDSHAKE_SECONDS if tls else None
-    )
+    patience = HANDSHAKE_SECONDS if tls else None
+    try:
+        server = await asyncio.get_running_loop().create_server(
+            door, sock=sock, ssl=tls, ssl_handshake_timeout=patience
+        )
+    except OSError as error:
+        raise ServeError(f"cannot listen at {sock.getsockname()[:2]}: {error.strerror}") from error
     watch = asyncio.create_task(door.watch())
     try:
         announce(config, runtime, sock.getsockname()[1])
@@ -118,7 +152,6 @@ async def serve(config: ServeConfig, runtime: Runtime, sock: socket.socket, tls:
     finally:
         watch.cancel()
         server.close()
-        await runner.cleanup()
 
 
 def caught(*numbers: signal.Signals) -> asyncio.Queue[None]:

@@ -101,28 +101,34 @@ def add_routes(add: AddRoute, guard: Guard, calls: Calls, engine: Engine, max_sp
 
 
 class SpeechRoutes:
-    """What the route answers. `speaking`: how many are being served."""
+    """What the route answers."""
 
     def __init__(
         self, guard: Guard, calls: Calls, engine: Engine, max_speeches: int = MAX_SPEECHES, clock: Clock | None = None
     ) -> None:
-        self.speaking = 0
         self._guard, self._calls, self._engine, self._max_speeches = guard, calls, engine, max_speeches
         self._clock = clock or MonotonicClock()
+
+    @property
+    def speaking(self) -> int:
+        """How many are being served."""
+        return len(self._calls.speeches)
 
     async def speak(self, request: web.Request) -> web.StreamResponse:
         """One speech, from its order to its last byte. Raises Fault."""
         order = ordered(await self._body(request))
         requests = to_requests(order, self._engine.spec)
         self._check_room()
-        self.speaking += 1
+        task = asyncio.current_task()
+        assert task is not None, "a handler runs in a task"
+        self._calls.speeches.add(task)
         try:
             return await while_connected(request, self._speak(request, order, requests))
         except ConnectionError:
             log.debug("the client of a speech is gone")
             return web.Response()  # which nobody gets
         finally:
-            self.speaking -= 1
+            self._calls.speeches.discard(task)
 
     async def _body(self, request: web.Request) -> bytes:
         try:

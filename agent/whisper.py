@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import struct
 import sys
 from collections.abc import Sequence
@@ -184,8 +185,10 @@ async def started(command: Sequence[str]) -> asyncio.subprocess.Process:
 
 
 def kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
+    """Not by its own method, which would take the exit status of one that is dead from whoever waits for it."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 async def ended(process: asyncio.subprocess.Process) -> None:

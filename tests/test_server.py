@@ -489,6 +489,44 @@ async def test_sigterm_lets_speech_end_and_the_process_with_it(process: Process)
     await caller.close()
 
 
+async def test_sigterm_lets_speech_over_http_end(process: Process) -> None:
+    async with ClientSession(base_url=process.lines[0].split()[-1]) as client:
+        body = {"input": "x" * 20, "response_format": "pcm"}
+        async with client.post("v1/audio/speech", json=body) as response:
+            first = await response.content.readany()
+            os.kill(process.process.pid, signal.SIGTERM)
+            rest = await response.content.read()
+    assert len(first) + len(rest) == 20 * 1920 * 2, "a frame a letter"
+    status, _, err = await process.end()
+    assert (status, err) == (0, "ending: what is being said is finished first\n")
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+async def test_a_signal_while_the_application_starts_ends_it(stubborn: bool) -> None:
+    """Also where what it starts is done in the same moment."""
+    signals, begun, ended = asyncio.Queue[None](), asyncio.Event(), list[int]()
+
+    async def life(app: web.Application) -> AsyncIterator[None]:
+        begun.set()
+        try:
+            if not stubborn:
+                await asyncio.Event().wait()
+            yield
+        finally:
+            ended.append(1)
+
+    app = web.Application()
+    app.cleanup_ctx.append(life)
+    runner = web.AppRunner(app)
+    starting = asyncio.create_task(serve.set_up(runner, signals))
+    if not stubborn:
+        await begun.wait()
+    signals.put_nowait(None)
+    assert not await starting
+    await runner.cleanup()
+    assert ended == [1]
+
+
 async def test_sigint_in_silence_ends_at_once(process: Process) -> None:
     os.kill(process.process.pid, signal.SIGINT)
     status, out, _ = await process.end()
