@@ -23,7 +23,7 @@ from engine.clock import Clock, MonotonicClock
 log = logging.getLogger(__name__)
 
 LISTENING_THREADS = 1
-"""Decoding, VAD and echo guard take some 0.5 ms for 20 ms of a microphone: one thread hears forty."""
+"""That decode and judge every microphone, beside the event loop."""
 LISTENER_SECONDS = 0.3
 """What the listener's own jitter buffer may still hold when the last packet was sent (up to 190 ms after stalls)."""
 

@@ -185,8 +185,6 @@ class DelayFinder:
 class EchoGuard:
     """Likelihood of echo for frames of the microphone, given what was sent.
 
-    Costs 0.16 ms of CPU a frame of 32 ms, and 0.06 ms a packet.
-
     Frames and packets may come in any interleaving, each kind in order of time, on one clock. Until the first 0.2 s of
     an echo have been heard there is no delay, and no likelihood. A user who speaks over an echo 6 dB louder than they
     are stands out in about half of the frames, at equal level in two thirds.

@@ -23,8 +23,8 @@ from engine.clock import Clock
 FRAME_SAMPLES = HEARING_RATE // 50
 TICKS_A_SAMPLE = TICKS // HEARING_RATE
 MAX_BACKLOG_TICKS = TICKS
-"""A second. Decoding 20 ms takes 0.02 ms, guessing them 0.2 ms (measured on 2 cores): who is that far behind waits for
-a thread, and would hear the caller a second late."""
+"""A second. Decoding takes a small part of the time that it covers: who is that far behind waits for a thread, and
+would hear the caller a second late."""
 
 
 @dataclass(frozen=True, slots=True)

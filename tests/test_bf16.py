@@ -47,6 +47,7 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got - want).norm() / want.norm())
 
 
+# Skipped where there is no such device: CI has none.
 CUDA = pytest.param(
     "cuda",
     marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device")],

@@ -320,7 +320,7 @@ async def test_cancelled_while_the_server_hangs_the_connection_ends_at_once(
 ) -> None:
     stand_in.answers = [answer]
     task = asyncio.create_task(said(brain))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # justified: the server hangs, nothing tells that it has got the request
     assert stand_in.connections == 1
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -525,6 +525,7 @@ async def test_a_function_that_fails_is_an_error(own: Callable[[str], Any], reas
 
 
 async def test_a_function_that_takes_too_long_is_given_up() -> None:
+    # justified: the function of an app that blocks its thread is what is tested
     brain = make_brain(BrainConfig("function", limits=QUICK), lambda text: time.sleep(0.6))
     error, _ = await failure(brain)
     assert error.trouble == Trouble.TIMEOUT
@@ -544,7 +545,7 @@ async def test_an_iterator_is_closed_when_its_reply_is_cancelled_and_never_runs_
     brain = make_brain(BrainConfig("function"), endless)
     async with aclosing(brain.reply(UserTurn("hi"))) as deltas:
         assert await anext(deltas) == "a"
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # justified: time in which it could run ahead
     assert await asyncio.to_thread(closed.wait, 5)
     assert len(made) < 20
     async with asyncio.timeout(5):

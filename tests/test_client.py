@@ -445,7 +445,7 @@ async def test_thirty_calls_leave_nothing_behind(server: Server) -> None:
         if cycle in (5, 35):  # what is made on first use is there after the first of them
             await server.empty()
             server.engine.join()
-            await asyncio.sleep(0.1)  # lets callbacks of closed transports run
+            await asyncio.sleep(0.1)  # justified: lets callbacks of closed transports run, of which nothing tells
             gc.collect()
             descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
             found.append((len(asyncio.all_tasks()), threading.active_count(), descriptors))
