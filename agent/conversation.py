@@ -64,6 +64,8 @@ class Listened(Protocol):
 
     @property
     def settings(self) -> Settings: ...
+    @property
+    def frame_seconds(self) -> float: ...
     def audio(self, onset_at: float, ended_at: float) -> Audio: ...
     def retune(self, settings: Settings | None, before: float) -> None: ...
     def sent(self, samples: Audio, at: float) -> None: ...
@@ -219,7 +221,7 @@ class Conversation:
         """What the ears ask for."""
         match action:
             case Pause():
-                self._session.pause()
+                self._session.pause(action.onset_at + (self.ears.frame_seconds if self.ears else 0.0))
             case Resume():
                 self._session.resume()
             case Interrupt():

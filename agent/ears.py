@@ -95,8 +95,9 @@ class Ears:
         self._listening = Listening(vad_name, far_rate)
         self.settings = settings or Settings()
         """That this was made with."""
-        self._frame_seconds, self._model = vad.frame_seconds(vad_name), model
-        self._turns: TurnTaking | None = TurnTaking(self._frame_seconds, settings, model)
+        self.frame_seconds, self._model = vad.frame_seconds(vad_name), model
+        """Of the frames that are judged."""
+        self._turns: TurnTaking | None = TurnTaking(self.frame_seconds, settings, model)
         self._wanted: list[TurnTaking | None] = []
         """What judges from the next moment on in which nothing is open."""
         self._before = BEFORE
@@ -116,7 +117,7 @@ class Ears:
         """Takes turns by other settings, once nobody speaks and nothing is open; None: none at all, only `audio` is
         asked for. `before`: seconds that are kept in front of a turn, from now on."""
         self._before = before
-        self._wanted = [TurnTaking(self._frame_seconds, settings, self._model) if settings else None]
+        self._wanted = [TurnTaking(self.frame_seconds, settings, self._model) if settings else None]
         self._change()
 
     def _change(self) -> None:

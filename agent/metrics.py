@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 TTFA_BUCKETS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
+SILENCE_BUCKETS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 ANSWER_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -44,6 +45,12 @@ class AgentMetrics:
             "breezert_ttfa_seconds",
             "From the speak message to the first PCM, of utterances that had to wait for no other.",
             buckets=TTFA_BUCKETS,
+            registry=registry,
+        )
+        self.barge_in = Histogram(
+            "breezert_barge_in_seconds",
+            "From the first frame of a user's speech, or a stop, to the last audible packet.",
+            buckets=SILENCE_BUCKETS,
             registry=registry,
         )
         self.utterances = Counter(

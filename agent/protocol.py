@@ -131,6 +131,18 @@ class SpeechContinued(Server, tag="speech.continued", frozen=True):
     heard_ms: float
 
 
+class SpeechSilenced(Server, tag="speech.silenced", frozen=True):
+    """What was being said had to fall silent, and the last audible packet was sent: what that took, link by link.
+
+    turn_ms: from the end of the first frame that is speech to the decision to pause; absent after a stop. flush_ms:
+    from there, or the stop, until there is nothing left to send but a fade. wire_ms: from there to the last audible
+    packet, 0 where the one before was it. Not sent where nothing was playing."""
+
+    flush_ms: float
+    wire_ms: float
+    turn_ms: float | None = None
+
+
 class SpeechStopped(Server, tag="speech.stopped", frozen=True):
     """Nothing more of this utterance will be sent: the last word on every utterance that was accepted.
 
@@ -209,7 +221,7 @@ SpeechMessage = (
     SpeechQueued | SpeechStarted | SpeechProgress | SpeechUnderrun | SpeechPaused | SpeechContinued | SpeechStopped
 )
 """What becomes of one utterance."""
-TurnMessage = TurnStarted | TurnStopped | TurnEnded | TurnText | ReplyStarted | ReplyText | ReplyEnded
+TurnMessage = SpeechSilenced | TurnStarted | TurnStopped | TurnEnded | TurnText | ReplyStarted | ReplyText | ReplyEnded
 """What becomes of a conversation."""
 ServerMessage = SessionCreated | SpeechMessage | TurnMessage | Error | Pong
 

@@ -42,6 +42,7 @@ from agent.protocol import (
     Stop,
     decode,
 )
+from agent.silencing import Silencing
 from agent.track import SpeechTrack
 from engine.checks import RequestError
 from engine.clock import Clock
@@ -187,6 +188,10 @@ class Session:
         self._stalls, self._behind = 0, 0.0
         self._listener = ListenerReports()
         self._playhead_at = self._progress_at = float("-inf")
+        self._plays = False
+        """An utterance played through the end of the last packet."""
+        self._silencing: Silencing | None = None
+        """Asked for, and not sent yet."""
 
     # ---- from the client --------------------------------------------------------------------------------------
 
@@ -294,9 +299,11 @@ class Session:
         self._submit_waiting()
         return True
 
-    def pause(self) -> None:
-        """Stands still with the next packet, until `resume` or `stop`."""
+    def pause(self, noticed_at: float | None = None) -> None:
+        """Stands still with the next packet, until `resume` or `stop`. `noticed_at`: since when somebody speaks."""
+        asked_at = self._clock.now()
         self.track.pause()
+        self._fall_silent(asked_at, noticed_at)
 
     def resume(self) -> None:
         """Goes on where it stood still."""
@@ -304,8 +311,9 @@ class Session:
 
     def stop(self) -> None:
         """Falls silent with the next packet and forgets the queue. What was heard of it is told."""
-        epoch = self._buffer.epoch + 1
-        sent = self.track.flush(epoch)
+        asked_at = self._clock.now()
+        sent = self.track.flush(self._buffer.epoch + 1)
+        self._fall_silent(asked_at)
         utterances = list(self._live.values())
         self._cancel_all()
         for utterance in utterances:
@@ -457,12 +465,27 @@ class Session:
         self._metrics.packets.inc()
         if self.partner:
             self.partner.take_packet(packet)
+        self._follow_silence(packet)
         self._follow_pace(packet.at)
         for cue in packet.cues:
             if cue.utterance in self._live:
                 self._take_cue(self._live[cue.utterance], cue)
         if packet.playing in self._live and not packet.cues:
             self._progress(self._live[packet.playing], packet)
+
+    def _fall_silent(self, asked_at: float, noticed_at: float | None = None) -> None:
+        """What plays was flushed or paused just now; a stop right after a pause changes nothing."""
+        if self._plays and self._silencing is None:
+            self._silencing = Silencing(asked_at, self._clock.now(), noticed_at)
+
+    def _follow_silence(self, packet: Packet) -> None:
+        """Tells what falling silent took, with the first packet after the decision: the fade, or silence already."""
+        self._plays = packet.playing is not None
+        silencing, self._silencing = self._silencing, None
+        if silencing is not None:
+            silent_at = self._clock.now() if packet.samples.any() else silencing.flushed_at
+            self._metrics.barge_in.observe(silencing.seconds(silent_at))
+            self.send(silencing.told(silent_at))
 
     def _follow_pace(self, at: float) -> None:
         """A clock that stood still with the packets is told at once. One that is behind catches up within the next

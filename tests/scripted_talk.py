@@ -58,7 +58,7 @@ class Microphone:
     def __init__(self) -> None:
         self.asked: list[tuple[float, float]] = []
         self.tuned: list[tuple[Settings | None, float]] = []
-        self.settings, self.samples = Settings(), 8000
+        self.settings, self.frame_seconds, self.samples = Settings(), 0.032, 8000
         self.echoes = self.closed = 0
 
     def audio(self, onset_at: float, ended_at: float) -> Audio:

@@ -125,7 +125,7 @@ PURE = (
 AGENT_LEVELS = (
     "protocol lateness pace allowance metrics toc libopus heard vad echo sentences sse thoughts trouble dialogue feed "
     "dial closing",
-    "utterance playout turn guard transit called secret script realtime",
+    "utterance playout turn guard transit called secret script realtime silencing",
     "opus offer wire door jitter endpoint whisper realtime_items realtime_keys",
     "hearing microphone track receive chat whisper_worker transcribe container realtime_session",
     "client brain ears listener",
@@ -156,6 +156,7 @@ AGENT_PURE = (
     "dialogue",
     "script",
     "realtime",
+    "silencing",
     "realtime_session",
     "realtime_items",
 )

@@ -148,9 +148,15 @@ async def test_a_cough_only_pauses(executor: ThreadPoolExecutor) -> None:
     talk.engine.say(1, frames=20, final=True)
     talk.engine.finish(1)
     await talk.packets(5)
-    talk.conversation.act(Pause(50.0, 50.1))
+    noticed_at, asked_at = 50.1, talk.time.time + 0.004
+    talk.time.time = asked_at
+    talk.conversation.act(Pause(noticed_at - talk.microphone.frame_seconds, asked_at))
+    talk.time.time += 0.009
     await talk.packets(10)
     (paused,) = talk.told("speech.paused")
+    (silenced,) = talk.told("speech.silenced")
+    assert silenced["turn_ms"] == pytest.approx(1000 * (asked_at - noticed_at))
+    assert silenced["wire_ms"] == pytest.approx(9.0)
     assert not talk.engine.playheads[-1].running
     talk.conversation.act(Resume(50.3))
     await talk.packets(90)

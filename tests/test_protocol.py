@@ -26,6 +26,7 @@ from agent.protocol import (
     SpeechPaused,
     SpeechProgress,
     SpeechQueued,
+    SpeechSilenced,
     SpeechStarted,
     SpeechStopped,
     SpeechUnderrun,
@@ -106,6 +107,10 @@ def test_client_messages(text: str, message: ClientMessage) -> None:
             },
         ),
         (SpeechPaused(id="a", heard_ms=5.0), {"type": "speech.paused", "id": "a", "heard_ms": 5.0}),
+        (
+            SpeechSilenced(flush_ms=0.5, wire_ms=12.0, turn_ms=40.0),
+            {"type": "speech.silenced", "flush_ms": 0.5, "wire_ms": 12.0, "turn_ms": 40.0},
+        ),
         (SpeechContinued(id="a", heard_ms=5.0), {"type": "speech.continued", "id": "a", "heard_ms": 5.0}),
         (TurnStarted(), {"type": "turn.started"}),
         (TurnStopped(), {"type": "turn.stopped"}),

@@ -170,7 +170,7 @@ async def test_stop_cancels_everything_and_says_what_was_heard(call: Call) -> No
     call.engine.finish(1, FinishReason.CANCELLED)
     said = len(call.said)
     await call.packets(3)
-    assert len(call.said) == said
+    assert [message["type"] for message in call.said[said:]] == ["speech.silenced"]
     assert not call.session._buffer.pop(480, 60.0).samples.any()
 
 
@@ -186,6 +186,38 @@ async def test_speech_after_a_stop_is_of_a_new_epoch_and_may_use_an_old_name(cal
     call.engine.finish(2)
     await call.packets(6)
     assert call.told("speech.stopped")[-1]["heard_ms"] == pytest.approx(80.0)
+
+
+async def test_falling_silent_is_told_link_by_link_with_the_last_audible_packet(call: Call) -> None:
+    call.speak("a")
+    call.engine.say(1, frames=5)
+    await call.packets(3)
+    call.client(type="stop")
+    assert call.told("speech.silenced") == []
+    call.time.time += 0.011
+    await call.packets(1)
+    (silenced,) = call.told("speech.silenced")
+    assert "turn_ms" not in silenced, "nobody spoke"
+    assert (silenced["flush_ms"], silenced["wire_ms"]) == (0.0, pytest.approx(11.0))
+    await call.packets(3)
+    assert len(call.told("speech.silenced")) == 1
+    assert call.count("breezert_barge_in_seconds_sum") == pytest.approx(0.011)
+
+
+async def test_what_had_not_begun_or_stood_still_needs_no_silencing(call: Call) -> None:
+    call.speak("a")
+    await call.packets(1)
+    call.client(type="stop")
+    await call.packets(1)
+    assert call.told("speech.silenced") == []
+    call.speak("b")
+    call.engine.say(2, frames=5)
+    await call.packets(3)
+    call.session.pause()
+    await call.packets(3)
+    call.client(type="stop")
+    await call.packets(3)
+    assert len(call.told("speech.silenced")) == 1, "of the pause"
 
 
 async def test_stop_in_silence_is_no_event(call: Call) -> None:

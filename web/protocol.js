@@ -23,6 +23,7 @@ const SERVER = {
   "speech.underrun": ["id", "heard_ms", "missed_ms", "underruns"],
   "speech.paused": ["id", "heard_ms"],
   "speech.continued": ["id", "heard_ms"],
+  "speech.silenced": ["flush_ms", "wire_ms", "turn_ms?"],
   "speech.stopped": ["id", "reason", "heard_ms", "sent_ms", "heard?", "underruns?"],
   "turn.started": [],
   "turn.stopped": [],
