@@ -6,15 +6,19 @@ way in, so that a misspelt option is never silently ignored.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 from msgspec import Meta
+
+from agent.fault import UNREADABLE, field_of, named
 
 CHANNEL = "breezert"
 MAX_MESSAGE_BYTES = 16 * 1024
 MAX_REASON_CHARS = 300
 """Of an error's text that may quote what the client sent."""
+MAX_TYPE_CHARS = 64
+"""Of the name that a message gives itself, where an error tells it."""
 
 Id = Annotated[str, Meta(min_length=1, max_length=128)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -199,13 +203,15 @@ class ReplyEnded(Server, tag="reply.ended", frozen=True):
 
 
 class Error(Server, tag="error", frozen=True):
-    """Something was refused; the call goes on. `id` names the utterance, `field` the culprit, where there is one.
+    """Something was refused; the call goes on. `event` is the type of the message that was, `field` the path of the
+    culprit in it, `id` the utterance's, each where there is one.
 
     A speak whose id is taken is answered without `id`: the utterance of that id goes on."""
 
     code: str
     message: str
     id: str | None = None
+    event: str | None = None
     field: str | None = None
     retry_after_ms: float | None = None
 
@@ -230,18 +236,38 @@ _encoder = msgspec.json.Encoder()
 
 
 class ProtocolError(ValueError):
-    """A message that cannot be taken; the text says what was expected and where."""
+    """A message that cannot be taken; the text says what was expected and where. `event` is what it calls itself, and
+    `field` the path of what is wrong, where they are known."""
+
+    def __init__(self, message: str, event: str | None = None, field: str | None = None) -> None:
+        super().__init__(message[:MAX_REASON_CHARS])
+        self.event, self.field = event, field
 
 
 def decode(message: str | bytes) -> ClientMessage:
     """One client message. Raises ProtocolError on size, encoding, JSON, type, key or value."""
     data = message.encode() if isinstance(message, str) else message
     if len(data) > MAX_MESSAGE_BYTES:
-        raise ProtocolError(f"a message holds at most {MAX_MESSAGE_BYTES} bytes, got {len(data)}")
+        raise ProtocolError(f"a message holds at most {MAX_MESSAGE_BYTES} bytes, got {len(data)}", _event(data))
     try:
         return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ProtocolError(str(error)[:MAX_REASON_CHARS]) from error
+    except UNREADABLE as error:
+        raise _refusal(data, error) from error
+
+
+def _refusal(data: bytes, error: Exception) -> ProtocolError:
+    """The same error, with the names of event and field."""
+    event, field = _event(data), field_of(str(error))
+    if event is not None and field == "type":
+        known = ", ".join(sorted(str(each.__struct_config__.tag) for each in get_args(ClientMessage)))
+        return ProtocolError(f"there is no message of the type {event!r}: there are {known}", event, field)
+    return ProtocolError(f"{event}: {error}" if event else str(error), event, field)
+
+
+def _event(data: bytes) -> str | None:
+    """What a message calls itself, if that is a name at all."""
+    message = named(data)
+    return message.type[:MAX_TYPE_CHARS] if message and isinstance(message.type, str) else None
 
 
 def encode(message: ServerMessage) -> str:

@@ -8,12 +8,13 @@ are passed over: stock clients send more than anybody here asks for.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
+from agent.fault import UNREADABLE, field_of, named
 
 CHANNEL = "oai-events"
 """The label of the data channel."""
@@ -340,15 +341,7 @@ class ErrorEvent(Server, tag="error", frozen=True, kw_only=True):
     error: Complaint
 
 
-class Named(msgspec.Struct, frozen=True):
-    """What any event has."""
-
-    type: Any = None
-    event_id: Any = None
-
-
 _decoder = msgspec.json.Decoder(ClientEvent)
-_named = msgspec.json.Decoder(Named)
 _encoder = msgspec.json.Encoder()
 
 
@@ -359,7 +352,7 @@ def decode(data: str | bytes) -> ClientEvent:
         raise EventError("too_long", f"an event has at most {MAX_EVENT_BYTES} bytes, this one has {len(raw)}")
     try:
         return _decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _refusal(raw, error) from error
 
 
@@ -370,20 +363,11 @@ def encode(event: Server, event_id: str) -> str:
 
 def _refusal(raw: bytes, error: Exception) -> EventError:
     """The same error, with the names of event and field."""
-    try:
-        named = _named.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    event = named(raw)
+    if event is None:
         return EventError("invalid_json", f"an event is a JSON object: {error}")
-    event_id = named.event_id if isinstance(named.event_id, str) else None
+    event_id = event.event_id if isinstance(event.event_id, str) else None
     param = field_of(str(error))
-    if not isinstance(named.type, str) or param == "type":
-        return EventError("unknown_event", f"there is no event of the type {named.type!r:.100}", "type", event_id)
-    return EventError("invalid_value", f"{named.type}: {error}", param, event_id)
-
-
-def field_of(message: str, root: str = "") -> str | None:
-    """The path of the field at fault, in msgspec's words for it, below `root`."""
-    at = re.search(r" - at `\$\.?([^`]*)`$", message)
-    missing = re.search(r"missing required field `([^`]+)`", message)
-    path = [root, at[1] if at else "", missing[1] if missing else ""]
-    return ".".join(filter(None, path)) or None
+    if not isinstance(event.type, str) or param == "type":
+        return EventError("unknown_event", f"there is no event of the type {event.type!r:.100}", "type", event_id)
+    return EventError("invalid_value", f"{event.type}: {error}", param, event_id)

@@ -24,9 +24,10 @@ from msgspec import Meta
 from agent.calls import CallRefused, Calls
 from agent.conversation import Conversation
 from agent.dialogue import Terms
+from agent.fault import field_of
 from agent.guard import AddRoute, Guard, Refusal, read_body
 from agent.offer import OfferError
-from agent.realtime import EventError, Json, field_of
+from agent.realtime import EventError, Json
 from agent.realtime_keys import KEY_SECONDS, PREFIX, ClientKeys, Key, KeysExhausted
 from agent.realtime_session import check, defaults, merged
 from engine.clock import Clock, MonotonicClock

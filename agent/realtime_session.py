@@ -14,7 +14,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from agent.dialogue import Terms
-from agent.realtime import EventError, Json, field_of
+from agent.fault import field_of
+from agent.realtime import EventError, Json
 from agent.turn import Settings
 
 GROUPS = ("audio", "input", "output")

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
 from agent.allowance import Allowance
 from agent.heard import Loudness, heard_text
 from agent.listener import ListenerReports
@@ -185,6 +187,8 @@ class Session:
         self._refusing: str | None = None
         self._allowance = Allowance(MESSAGES_A_SECOND, 2 * MESSAGES_A_SECOND)
         self._flooded = False
+        self._event: str | None = None
+        """The type of the client's message that is being handled."""
         self._stalls, self._behind = 0, 0.0
         self._listener = ListenerReports()
         self._playhead_at = self._progress_at = float("-inf")
@@ -241,14 +245,17 @@ class Session:
             message = decode(data)
         except ProtocolError as error:
             if not self._too_fast():
-                self._error(ErrorCode.BAD_REQUEST, str(error))
+                self.report(Error(code=ErrorCode.BAD_REQUEST, message=str(error), event=error.event, field=error.field))
             return
         if isinstance(message, Stop) or not self._too_fast():
+            self._event = str(message.__struct_config__.tag)
             try:
                 self._handle(message)
             except Exception:  # aiortc would end the whole call
                 log.exception("a message could not be taken")
                 self._error(ErrorCode.BAD_REQUEST, "this could not be done: the server's log says why")
+            finally:
+                self._event = None
 
     def _too_fast(self) -> bool:
         """Takes one from the allowance; says once that messages are being dropped."""
@@ -291,7 +298,8 @@ class Session:
         try:
             request = self._request(speak)
         except RequestError as error:
-            self._error(ErrorCode.BAD_REQUEST, str(error), speak.id)
+            message = str(error)[:MAX_REASON_CHARS]
+            self.report(Error(code=ErrorCode.BAD_REQUEST, message=message, id=speak.id, field=error.field))
             return False
         self._live[speak.id] = Utterance(speak, request, self._clock.now(), waited=bool(self._live))
         self._idle.clear()
@@ -571,9 +579,9 @@ class Session:
         self.report(Error(code=code, message=message[:MAX_REASON_CHARS], id=utterance))
 
     def report(self, error: Error) -> None:
-        """Tells the client what was refused or has failed."""
+        """Tells the client what was refused or has failed; what a message of theirs is the cause of names it."""
         self._metrics.errors.labels(error.code).inc()
-        self.send(error)
+        self.send(msgspec.structs.replace(error, event=error.event or self._event))
 
     def _ms(self, samples: int) -> float:
         return 1000 * samples / self._rate

@@ -9,7 +9,12 @@ LARGEST_ID = 2**63 - 1
 
 
 class RequestError(ValueError):
-    """A request that cannot be served: says what was expected, what came, and what to do."""
+    """A request that cannot be served: says what was expected, what came, and what to do; `field` is the value's name,
+    where one is to blame."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 def shown(value: object) -> str:
@@ -33,7 +38,7 @@ def is_number(value: object) -> bool:
 def check(holds: bool, name: str, expected: str, got: object) -> None:
     """Raises RequestError unless it holds."""
     if not holds:
-        raise RequestError(f"{name} must be {expected}, got {shown(got)}")
+        raise RequestError(f"{name} must be {expected}, got {shown(got)}", name)
 
 
 def check_range(name: str, value: object, low: float, high: float) -> None:
@@ -43,7 +48,7 @@ def check_range(name: str, value: object, low: float, high: float) -> None:
     else:
         check(is_number(value), name, "a number", value)
     if not low <= value <= high:  # type: ignore[operator]  # it is a number; also false for NaN
-        raise RequestError(f"{name} must be from {low} to {high}, got {shown(value)}")
+        raise RequestError(f"{name} must be from {low} to {high}, got {shown(value)}", name)
 
 
 def check_id(name: str, value: object) -> None:

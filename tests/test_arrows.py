@@ -123,6 +123,7 @@ PURE = (
     "simulator",
 )
 AGENT_LEVELS = (
+    "fault",
     "protocol lateness pace allowance metrics toc libopus heard vad echo sentences sse thoughts trouble dialogue feed "
     "dial closing",
     "utterance playout turn guard transit called secret script realtime silencing",
@@ -157,6 +158,7 @@ AGENT_PURE = (
     "script",
     "realtime",
     "silencing",
+    "fault",
     "realtime_session",
     "realtime_items",
 )

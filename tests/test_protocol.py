@@ -156,6 +156,27 @@ def test_what_cannot_be_taken_says_where(text: str, words: str) -> None:
         decode(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "event", "field"),
+    [
+        ("[]", None, None),
+        ("{}", None, "type"),
+        ('{"type": 3}', None, "type"),
+        ('{"type": "say it"}', "say it", "type"),
+        ('{"type": "speak", "id": "a"}', "speak", "text"),
+        ('{"type": "speak", "id": "a", "text": 5}', "speak", "text"),
+        ('{"type": "stop", "now": true}', "stop", "now"),
+        ('{"type": "stats", "packets_lost": 1.5}', "stats", "packets_lost"),
+        ('{"type": "speak", "id": "a", "text": "' + "x" * MAX_MESSAGE_BYTES + '"}', "speak", None),
+    ],
+)
+def test_what_cannot_be_taken_is_named(text: str, event: str | None, field: str | None) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        decode(text)
+    assert (caught.value.event, caught.value.field) == (event, field)
+    assert event is None or event in str(caught.value) or "at most" in str(caught.value)
+
+
 def test_an_error_does_not_echo_more_than_a_line() -> None:
     with pytest.raises(ProtocolError) as caught:
         decode('{"type": "stop", "' + "k" * 10_000 + '": 1}')

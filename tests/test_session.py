@@ -366,8 +366,13 @@ async def test_what_a_client_claims_about_its_jitter_is_bounded(call: Call, jitt
         ({"id": "a", "text": ""}, "bad_request", "text", "no text"),
         ({"id": "a", "text": " \n\t"}, "bad_request", "text", "no text"),
         ({"id": "a", "text": "x" * 201}, "too_long", "text", "at most 200 characters, this one has 201"),
-        ({"id": "a", "text": "x", "temperature": -1}, "bad_request", None, "temperature must be from 0.0 to 10.0"),
-        ({"id": "a", "text": "x", "seed": -1}, "bad_request", None, "seed must be from 0"),
+        (
+            {"id": "a", "text": "x", "temperature": -1},
+            "bad_request",
+            "temperature",
+            "temperature must be from 0.0 to 10.0",
+        ),
+        ({"id": "a", "text": "x", "seed": -1}, "bad_request", "seed", "seed must be from 0"),
     ],
 )
 async def test_an_utterance_that_cannot_be_said_is_an_error_with_its_id(
@@ -376,6 +381,7 @@ async def test_an_utterance_that_cannot_be_said_is_an_error_with_its_id(
     call.client(type="speak", **message)
     (error,) = call.said
     assert (error["type"], error["code"], error.get("field"), error["id"]) == ("error", code, field, "a")
+    assert error["event"] == "speak"
     assert words in error["message"]
     assert call.engine.jobs == {}
     assert call.session.quiet

@@ -32,7 +32,7 @@ const SERVER = {
   "reply.started": ["id"],
   "reply.text": ["id", "text"],
   "reply.ended": ["id", "reason", "heard"],
-  "error": ["code", "message", "id?", "field?", "retry_after_ms?"],
+  "error": ["code", "message", "id?", "event?", "field?", "retry_after_ms?"],
   "pong": ["t?"]
 };
 
