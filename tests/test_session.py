@@ -410,6 +410,16 @@ async def test_a_message_that_cannot_be_taken_is_one_error_event(call: Call, dat
     assert call.said[1] == {"type": "pong", "t": 4.0}
 
 
+async def test_an_error_names_the_event_and_the_field(call: Call) -> None:
+    call.client(type="stop", now=True)
+    call.client(type="say", text="Hello.")
+    call.speak("a")
+    call.engine.fail(1, ErrorCode.BAD_REQUEST, "the engine says this later")
+    await asyncio.sleep(0)
+    named = [(error.get("event"), error.get("field")) for error in call.told("error")]
+    assert named == [("stop", "now"), ("say", "type"), (None, None)]
+
+
 async def test_a_name_that_is_taken_is_refused_and_the_first_goes_on(call: Call) -> None:
     call.speak("a")
     call.speak("a")
