@@ -10,18 +10,17 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from agent.allowance import Allowance
-from agent.heard import Loudness, heard_text
 from agent.listener import ListenerReports
 from agent.metrics import AgentMetrics
 from agent.opus import BIT_RATE, OpusEncoder
-from agent.playout import Cue, CueKind, Packet, PlayoutBuffer
+from agent.playout import Cue, Packet, PlayoutBuffer
 from agent.protocol import (
     MAX_REASON_CHARS,
     ClientMessage,
@@ -33,17 +32,14 @@ from agent.protocol import (
     ServerMessage,
     SessionCreated,
     Speak,
-    SpeechContinued,
-    SpeechPaused,
-    SpeechProgress,
     SpeechQueued,
-    SpeechStarted,
     SpeechStopped,
     SpeechUnderrun,
     Stats,
     Stop,
     decode,
 )
+from agent.saying import Utterance
 from agent.silencing import Silencing
 from agent.track import SpeechTrack
 from engine.checks import RequestError
@@ -117,36 +113,6 @@ class Engine(Protocol):
     def cancel(self, request_id: int) -> None: ...
     def playhead(self, event: Playhead) -> None: ...
     def snapshot(self) -> Mapping[str, float]: ...
-
-
-@dataclass(slots=True)
-class Utterance:
-    """One thing to say, from its speak message to its speech.stopped."""
-
-    speak: Speak
-    request: Request
-    asked_at: float
-    waited: bool
-    """Another utterance was there before it."""
-    request_id: int | None = None
-    first_pcm_at: float | None = None
-    reason: str | None = None
-    """Why the engine makes no more of it."""
-    played_samples: int | None = None
-    """All of it, once it has been played."""
-    paused: bool = False
-    """It stands still because the engine is late."""
-    loudness: Loudness | None = None
-    """Of all audio that came so far."""
-    underruns: int = 0
-
-    @property
-    def id(self) -> str:
-        return self.speak.id
-
-    @property
-    def in_engine(self) -> bool:
-        return self.request_id is not None and self.reason is None
 
 
 class Session:
@@ -301,7 +267,7 @@ class Session:
             message = str(error)[:MAX_REASON_CHARS]
             self.report(Error(code=ErrorCode.BAD_REQUEST, message=message, id=speak.id, field=error.field))
             return False
-        self._live[speak.id] = Utterance(speak, request, self._clock.now(), waited=bool(self._live))
+        self._live[speak.id] = Utterance(speak, request, self._rate, self._clock.now(), bool(self._live))
         self._idle.clear()
         self._buffer.enqueue(speak.id)
         self._submit_waiting()
@@ -447,12 +413,8 @@ class Session:
 
     def _take_chunk(self, utterance: Utterance, chunk: Chunk) -> None:
         now = self._clock.now()
-        if utterance.first_pcm_at is None:
-            utterance.first_pcm_at = now
-            if not utterance.waited:
-                self._metrics.ttfa.observe(now - utterance.asked_at)
-        utterance.loudness = utterance.loudness or Loudness(self._rate)
-        utterance.loudness.push(chunk.pcm)
+        if utterance.take(chunk, now) and not utterance.waited:
+            self._metrics.ttfa.observe(utterance.ttfa)
         self._buffer.push(utterance.id, chunk.epoch, chunk.pcm, now, chunk.slack, chunk.final, chunk.made_at)
 
     def _playhead(self, utterance: Utterance, played_samples: int, at: float, running: bool) -> None:
@@ -506,42 +468,24 @@ class Session:
 
     def _take_cue(self, utterance: Utterance, cue: Cue) -> None:
         self._playhead(utterance, cue.played_samples, cue.at, cue.running)
-        utterance.paused = cue.kind is CueKind.PAUSED
-        heard = self._ms(cue.played_samples)
-        match cue.kind:
-            case CueKind.STARTED:
-                assert utterance.first_pcm_at is not None
-                self.send(SpeechStarted(id=utterance.id, ttfa_ms=1000 * (utterance.first_pcm_at - utterance.asked_at)))
-            case CueKind.RESUMED:
-                self._underrun(utterance, cue)
-            case CueKind.SUSPENDED:
-                self.send(SpeechPaused(id=utterance.id, heard_ms=heard))
-            case CueKind.CONTINUED:
-                self.send(SpeechContinued(id=utterance.id, heard_ms=heard))
-            case CueKind.ENDED:
-                utterance.played_samples = cue.played_samples
-                self._settle(utterance)
-
-    def _underrun(self, utterance: Utterance, cue: Cue) -> None:
-        utterance.underruns += 1
-        self._metrics.missed.inc(cue.missed_samples / self._rate)
-        heard, missed = self._ms(cue.played_samples), self._ms(cue.missed_samples)
-        count = utterance.underruns
-        self.send(SpeechUnderrun(id=utterance.id, heard_ms=heard, missed_ms=missed, underruns=count))
+        message = utterance.take_cue(cue)
+        if message is not None:
+            self.send(message)
+        if isinstance(message, SpeechUnderrun):
+            self._metrics.missed.inc(message.missed_ms / 1000)
+        self._settle(utterance)
 
     def _progress(self, utterance: Utterance, packet: Packet) -> None:
         if packet.at - self._playhead_at >= PLAYHEAD_SECONDS:
             self._playhead(utterance, packet.played_samples, packet.at, running=True)
         if packet.at - self._progress_at >= PROGRESS_SECONDS:
             self._progress_at = packet.at
-            heard, buffered = self._ms(self._buffer.heard(utterance.id)), 1000 * self._buffer.buffered
-            count = utterance.underruns
-            self.send(SpeechProgress(id=utterance.id, heard_ms=heard, buffered_ms=buffered, underruns=count))
+            self.send(utterance.progress(self._buffer.heard(utterance.id), self._buffer.buffered))
 
     def _settle(self, utterance: Utterance) -> None:
-        """An utterance is over when the engine makes no more of it and all that it made was played."""
-        if utterance.reason is None or utterance.played_samples is None:
+        if not utterance.over:
             return
+        assert utterance.reason is not None and utterance.played_samples is not None
         del self._live[utterance.id]
         if utterance.reason != FAILED:
             self._said = utterance.request_id
@@ -554,26 +498,10 @@ class Session:
     def _stopped(self, utterance: Utterance, reason: str, sent_samples: int) -> None:
         self._metrics.utterances.labels(reason).inc()
         self._metrics.underruns.inc(utterance.underruns)
-        cut = reason == FinishReason.CANCELLED
-        samples = self._listener.heard_samples(sent_samples, self._rate) if cut else sent_samples
-        stopped = SpeechStopped(
-            id=utterance.id,
-            reason=str(reason),
-            heard_ms=self._ms(samples),
-            sent_ms=self._ms(sent_samples),
-            heard=self._heard_text(utterance, samples),
-            underruns=utterance.underruns,
-        )
+        stopped = utterance.stopped(reason, sent_samples, self._listener)
         self.send(stopped)
         if self.partner:
             self.partner.take_stopped(stopped)
-
-    def _heard_text(self, utterance: Utterance, samples: int) -> str:
-        """Of its text, what these samples of it say; all of it, once it was said to its end."""
-        text, whole = utterance.speak.text, utterance.reason == FinishReason.END
-        if whole and samples == utterance.played_samples:
-            return text
-        return heard_text(text, samples, utterance.loudness, whole) if utterance.loudness else ""
 
     def _error(self, code: ErrorCode, message: str, utterance: str | None = None) -> None:
         self.report(Error(code=code, message=message[:MAX_REASON_CHARS], id=utterance))
@@ -582,6 +510,3 @@ class Session:
         """Tells the client what was refused or has failed; what a message of theirs is the cause of names it."""
         self._metrics.errors.labels(error.code).inc()
         self.send(msgspec.structs.replace(error, event=error.event or self._event))
-
-    def _ms(self, samples: int) -> float:
-        return 1000 * samples / self._rate

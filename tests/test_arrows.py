@@ -130,6 +130,7 @@ AGENT_LEVELS = (
     "opus offer wire door jitter endpoint whisper realtime_items realtime_keys",
     "hearing microphone track receive chat whisper_worker transcribe container realtime_session",
     "client brain ears listener",
+    "saying",
     "session answering",
     "conversation reading",
     "realtime_dialect",
@@ -159,6 +160,7 @@ AGENT_PURE = (
     "realtime",
     "silencing",
     "fault",
+    "saying",
     "realtime_session",
     "realtime_items",
 )
