@@ -26,10 +26,12 @@ REMEMBERED = 256
 class Entrance:
     """All who wait, and what is free for them. The one place where slots and pages are given out and taken back."""
 
-    def __init__(self, limits: Limits, room: Room, metrics: Metrics, max_lead: float) -> None:
+    def __init__(self, limits: Limits, room: Room, metrics: Metrics) -> None:
+        self.max_lead = limits.max_lead
+        """Infinity under a policy that holds nobody."""
         self.strain = 0.0
         """Seconds that a playing stream lacked when last planned: no new caller begins before that is over."""
-        self._limits, self._room, self._metrics, self._max_lead = limits, room, metrics, max_lead
+        self._limits, self._room, self._metrics = limits, room, metrics
         self._pages = PageAllocator(limits.num_pages)
         self._slots = PageAllocator(limits.num_slots)  # numbers that are given out, like pages
         self._queue: dict[int, Stream] = {}
@@ -155,7 +157,7 @@ class Entrance:
         return entered
 
     def _line(self, now: float) -> list[Stream]:
-        lead = self._max_lead
+        lead = self.max_lead
         ready = [stream for stream in self._queue.values() if now >= stream.due_at(lead)]
         return sorted(ready, key=lambda stream: stream.waits_since(lead))
 
@@ -206,7 +208,7 @@ class Entrance:
             yield stream, reason
         for stream in self._queue.values():
             if stream not in line:
-                yield stream, early(stream, self._max_lead)
+                yield stream, early(stream, self.max_lead)
 
     # Leaving
 

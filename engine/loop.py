@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.clock import Clock
-from engine.core import Event, Output, Step, StepResult
+from engine.core import Output, Step, StepResult
 from engine.predictor import Predictor
-from engine.scheduler import Scheduler
+from engine.scheduler import Applied, Scheduler
 
 
 class Inbox(Protocol):
@@ -19,7 +19,7 @@ class Inbox(Protocol):
         """Nothing more will be wanted: the loop ends before its next step."""
         ...
 
-    def drain(self) -> list[Event]:
+    def drain(self) -> Sequence[Applied]:
         """All events that have arrived, in order; each is returned once."""
         ...
 
@@ -44,7 +44,7 @@ def run(
 ) -> None:
     """Serve until the inbox is closed. Production and simulation run this same function."""
     while not inbox.closed:
-        for event in inbox.drain():  # submit, cancel, playhead
+        for event in inbox.drain():  # submit, cancel, playhead; another policy
             for output in scheduler.apply(event, clock.now()):
                 deliver(output)
         step = scheduler.plan(clock.now())  # pure choice; frees what ended streams held first

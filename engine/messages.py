@@ -48,7 +48,9 @@ class RuntimeConfig:
     threads: int | None = None
     """Threads of one operation on the CPU; None lets the device decide."""
     record: bool = False
-    """Keep a record of all steps, for Runtime.ran: for benches."""
+    """Keep a record of all steps, for Runtime.ran and Runtime.follow: for benches, and for those who watch."""
+    tell_seconds: float = 1.0
+    """How often, at most, a busy engine tells its metrics and its record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +136,16 @@ def _plain(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class SetPolicy:
+    """From now on the policy of that name, out of engine.policies.NAMES, decides: for demonstrations."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """The end: nothing more will be asked."""
 
 
-ToWorker = Numbered | Cancel | Playhead | Close
+ToWorker = Numbered | Cancel | Playhead | SetPolicy | Close
 FromWorker = Ready | StartFailed | Snapshot | Recorded | Output

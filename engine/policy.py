@@ -75,6 +75,13 @@ class Policy(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class UsePolicy:
+    """An event: from now on this policy decides, for those too who are being served."""
+
+    policy: Policy
+
+
 Explain = Callable[[str], None]
 """Takes one line for each decision."""
 NO_GOALS: Mapping[int, int] = MappingProxyType({})

@@ -24,6 +24,8 @@ class Ran:
     """Seconds."""
     waited: bool
     """Whether the engine had nothing to do just before."""
+    requests: tuple[int, ...]
+    """Whose step it was."""
 
     @property
     def ended_at(self) -> float:
@@ -42,7 +44,8 @@ class Recorder:
         started = self._clock.now()
         result = self._run(step)
         elapsed = self._clock.now() - started
-        self._ran.append(Ran(step.stage, step.sequences, step.length, started, elapsed, self._waited))
+        requests = tuple(row.request_id for row in step.rows)
+        self._ran.append(Ran(step.stage, step.sequences, step.length, started, elapsed, self._waited, requests))
         self._waited = False
         return result
 

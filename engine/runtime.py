@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -22,12 +22,14 @@ from engine.messages import (
     Ready,
     Recorded,
     RuntimeConfig,
+    SetPolicy,
     Snapshot,
     StartFailed,
     StartUp,
     packed,
 )
 from engine.playback import AHEAD
+from engine.policies import NAMES
 from engine.recorder import Ran
 
 __all__ = ["EngineError", "Runtime", "RuntimeConfig"]
@@ -74,6 +76,7 @@ class Runtime:
         self._deaths = self._restarts = 0
         self._metrics: Mapping[str, float] = {}
         self._ran: list[Ran] = []
+        self._followed: Callable[[Sequence[Ran]], None] | None = None
         self._link = Link(config)
         ready = self._link.ready()
         self._started_at = self._clock.now()
@@ -151,6 +154,21 @@ class Runtime:
             ran, self._ran = self._ran, []
         return ran
 
+    def follow(self, take: Callable[[Sequence[Ran]], None] | None) -> None:
+        """From now on the steps go to `take`, on the reader thread, or with None are kept for `ran`; where
+        config.record."""
+        with self._changed:
+            self._followed = take
+
+    def use_policy(self, name: str) -> None:
+        """Has another policy decide from now on, for those too who are being served: for demonstrations.
+
+        An engine that is started again has the one of its config. Raises RequestError for a name that is not in
+        engine.policies.NAMES."""
+        check(name in NAMES, "a policy", f"one of {', '.join(NAMES)}", name)
+        with self._changed:
+            self._link.send(SetPolicy(name))
+
     def snapshot(self) -> Mapping[str, float]:
         """The engine's metrics as it last told them, and how the process itself is doing."""
         with self._changed:
@@ -197,8 +215,7 @@ class Runtime:
                 self._metrics = message.values
             return
         if isinstance(message, Recorded):
-            with self._changed:
-                self._ran += message.ran
+            self._take_record(message.ran)
             return
         assert not isinstance(message, Ready | StartFailed), f"a running engine does not start: {message}"
         with self._changed:
@@ -209,6 +226,17 @@ class Runtime:
                 self._changed.notify_all()
         if request is not None and not handed_over(request, message):
             self.cancel(message.request_id)
+
+    def _take_record(self, ran: Sequence[Ran]) -> None:
+        with self._changed:
+            followed = self._followed
+            if followed is None:
+                self._ran += ran
+        if followed is not None:
+            try:
+                followed(ran)
+            except Exception:
+                log.exception("who follows the engine's steps failed")
 
     def _recover(self) -> bool:
         """Tells every open request, then starts the engine again. False when it is to stay down."""

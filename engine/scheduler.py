@@ -37,12 +37,13 @@ from engine.core import (
 from engine.entrance import Entrance, early, impossible
 from engine.judge import Judge
 from engine.metrics import Count, Measure, Metrics
-from engine.policy import Candidate, Decision, Explain, Policy, Waits, explained
+from engine.policy import Candidate, Decision, Explain, Policy, UsePolicy, Waits, explained
 from engine.predictor import Predictor
 from engine.room import Room
 from engine.stream import Stream
 
 CODEC = Stage.CODEC
+Applied = Event | UsePolicy
 
 
 @dataclass(slots=True)
@@ -68,15 +69,13 @@ class Scheduler:
         explain: Explain | None = None,
     ) -> None:
         self.metrics = Metrics()
-        self._policy = policy or Predicted(predictor, limits)
         self._explain = explain
-        self._max_lead = limits.max_lead if self._policy.paced else inf
         self._spec = spec
         self._limits = limits
         self._predictor = predictor
-        self._judge = Judge(predictor, limits, self._policy, self._max_lead)
         self._room = Room(predictor, limits, spec.frame_seconds)
-        self._entrance = Entrance(limits, self._room, self.metrics, self._max_lead)
+        self._entrance = Entrance(limits, self._room, self.metrics)
+        self._use(policy or Predicted(predictor, limits))
         self._admitted: dict[int, Candidate] = {}
         self._leaving: list[Stream] = []
         self._in_flight: Flight | None = None
@@ -92,7 +91,12 @@ class Scheduler:
         active = {"requests_active": float(len(self._admitted))}
         return self.metrics.snapshot() | self._entrance.snapshot(now) | active
 
-    def apply(self, event: Event, now: float) -> list[Output]:
+    def _use(self, policy: Policy) -> None:
+        self._policy = policy
+        self._max_lead = self._entrance.max_lead = self._limits.max_lead if policy.paced else inf
+        self._judge = Judge(self._predictor, self._limits, policy, self._max_lead)
+
+    def apply(self, event: Applied, now: float) -> list[Output]:
         """Take an event in. A refusal and the end of a cancelled request are returned at once."""
         match event:
             case Submit():
@@ -107,6 +111,8 @@ class Scheduler:
                 self._entrance.silence(event.request_id, now)
             case Playhead():
                 self._move(event, now)
+            case UsePolicy(policy=policy):
+                self._use(policy)
         return []
 
     def plan(self, now: float) -> Step | None:

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
 
@@ -22,7 +23,7 @@ from engine.calibrate import HASTY_BATCHES, WARM_BATCHES, warm_up
 from engine.capturing import summary, watched
 from engine.checks import RequestError, shown
 from engine.clock import Clock, MonotonicClock
-from engine.core import ErrorCode, Event, Output, Refused, Submit
+from engine.core import Cancel, ErrorCode, Output, Playhead, Refused, Submit
 from engine.executor import load
 from engine.loop import run
 from engine.messages import (
@@ -32,21 +33,22 @@ from engine.messages import (
     Ready,
     Recorded,
     RuntimeConfig,
+    SetPolicy,
     Snapshot,
     StartFailed,
     StartUp,
     ToWorker,
 )
 from engine.policies import make
+from engine.policy import Policy, UsePolicy
 from engine.predictor import Predictor
 from engine.profile import Profile
 from engine.recorder import Recorder
-from engine.scheduler import Scheduler
+from engine.scheduler import Applied, Scheduler
 from engine.shapes import Shape
 
 log = logging.getLogger(__name__)
 
-SNAPSHOT_SECONDS = 1.0
 LONGEST_WAIT = 3600.0
 """Seconds after which the loop looks again, whatever a listener's clock says: what waits has no longer timeouts."""
 
@@ -56,7 +58,7 @@ class Inbox:
 
     def __init__(self, clock: Clock, idle: Callable[[], None]) -> None:
         self._clock, self._idle = clock, idle
-        self._events: deque[Event] = deque()
+        self._events: deque[Applied] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
@@ -64,7 +66,7 @@ class Inbox:
     def closed(self) -> bool:
         return self._closed
 
-    def put(self, event: Event) -> None:
+    def put(self, event: Applied) -> None:
         with self._changed:
             self._events.append(event)
             self._changed.notify()
@@ -74,7 +76,7 @@ class Inbox:
             self._closed = True
             self._changed.notify()
 
-    def drain(self) -> list[Event]:
+    def drain(self) -> list[Applied]:
         with self._changed:
             events = list(self._events)
             self._events.clear()
@@ -89,7 +91,7 @@ class Inbox:
 
 
 class Outbox:
-    """The loop's way out: outputs as they come, the metrics with them once a second and when there is nothing to do,
+    """The loop's way out: outputs as they come, the metrics with them every so often and when there is nothing to do,
     and before the metrics the steps that a recorder kept.
 
     Only the loop's thread writes into the pipe, so that the inbox is read even while nobody reads the outputs.
@@ -101,7 +103,9 @@ class Outbox:
         snapshot: Callable[[], dict[str, float]],
         clock: Clock,
         recorder: Recorder | None = None,
+        tell_seconds: float = 1.0,
     ) -> None:
+        self._tell_seconds = tell_seconds
         self._connection, self._snapshot, self._clock, self._recorder = connection, snapshot, clock, recorder
         self._told_at = float("-inf")
         self._told: dict[str, float] = {}
@@ -109,7 +113,7 @@ class Outbox:
     def deliver(self, output: Output) -> None:
         """An output to its caller."""
         self.send(output)
-        if self._clock.now() - self._told_at >= SNAPSHOT_SECONDS:
+        if self._clock.now() - self._told_at >= self._tell_seconds:
             self.tell()
 
     def idle(self) -> None:
@@ -162,12 +166,22 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
         policy = make(config.policy, predictor, limits)
         scheduler = Scheduler(model.spec, limits, predictor, policy, tell if config.explain else None)
         recorder = Recorder(executor.run, clock) if config.record else None
-        outbox = Outbox(connection, lambda: scheduler.snapshot(clock.now()) | executor.snapshot(), clock, recorder)
+        outbox = Outbox(
+            connection,
+            lambda: scheduler.snapshot(clock.now()) | executor.snapshot(),
+            clock,
+            recorder,
+            config.tell_seconds,
+        )
         inbox = Inbox(clock, idle=outbox.idle)
         gc.collect()
         gc.freeze()
         outbox.send(Ready(model.spec, limits, devices.name(model.device), start_up(marks, executor.memory)))
-        threading.Thread(target=read, args=(connection, model, inbox), name="engine-inbox", daemon=True).start()
+        policies = partial(make, predictor=predictor, limits=limits)
+        reader = threading.Thread(
+            target=read, args=(connection, model, inbox, policies), name="engine-inbox", daemon=True
+        )
+        reader.start()
         run(inbox, scheduler, recorder or executor, predictor, clock, outbox.deliver)
 
 
@@ -189,12 +203,17 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def read(connection: Connection, model: models.Model, inbox: Inbox) -> None:
+def read(connection: Connection, model: models.Model, inbox: Inbox, policies: Callable[[str], Policy]) -> None:
     """Turns what comes through the pipe into events; tokenising happens here, beside the loop."""
     try:
         while not isinstance(message := received(connection), Close):
-            if message is not None:
-                inbox.put(admitted(message, model) if isinstance(message, Numbered) else message)
+            match message:
+                case Numbered():
+                    inbox.put(admitted(message, model))
+                case SetPolicy():
+                    inbox.put(UsePolicy(policies(message.name)))
+                case Cancel() | Playhead():
+                    inbox.put(message)
     except (EOFError, OSError):
         log.debug("the engine's owner is gone")
     finally:
@@ -212,7 +231,7 @@ def received(connection: Connection) -> ToWorker | None:
         return None
     if isinstance(message, ToWorker):
         return message
-    log.error("expected a request, Cancel, Playhead or Close, got %s; it is left out", shown(message))
+    log.error("expected a request, Cancel, Playhead, SetPolicy or Close, got %s; it is left out", shown(message))
     return None
 
 

@@ -13,10 +13,13 @@ import pytest
 
 from engine import link
 from engine.checks import RequestError
-from engine.core import Cancel, ErrorCode, Playhead, Prompt, Refused, Request, SamplingParams, Submit
+from engine.core import Cancel, ErrorCode, Limits, Playhead, Prompt, Refused, Request, SamplingParams, Submit
 from engine.link import Link
-from engine.messages import Close, Numbered, RuntimeConfig, packed
+from engine.messages import Close, Numbered, RuntimeConfig, SetPolicy, packed
 from engine.models import Model
+from engine.policies import make
+from engine.policy import UsePolicy
+from engine.predictor import Predictor
 from engine.simulator import FakeClock
 from engine.worker import Inbox, admitted, read
 
@@ -83,10 +86,12 @@ def test_what_is_no_message_is_left_out() -> None:
     ours, theirs = Pipe()
     inbox = Inbox(FakeClock(), idle=lambda: None)
     unreadable = OwnPlayhead(1, 0, 0.0, more=Text("x"))
-    for message in (b"no pickle", b"", *map(pickle.dumps, (unreadable, REQUEST, None, [1], Cancel(7), Close()))):
+    policy = make("newest-first", Predictor(), Limits())
+    messages = (unreadable, REQUEST, None, [1], Cancel(7), SetPolicy("newest-first"), Close())
+    for message in (b"no pickle", b"", *map(pickle.dumps, messages)):
         ours.send_bytes(message)
-    read(theirs, MODEL, inbox)
-    assert inbox.drain() == [Cancel(7)]
+    read(theirs, MODEL, inbox, {policy.name: policy}.__getitem__)
+    assert inbox.drain() == [Cancel(7), UsePolicy(policy)]
     assert inbox.closed, "by Close"
 
 

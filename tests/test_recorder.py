@@ -27,8 +27,8 @@ def test_each_step_is_kept_once_with_its_time() -> None:
     clock.advance(0.5)
     recorder.run(STEP)
     first, second = recorder.taken()
-    assert first == Ran(Stage.DEPTH, 4, 1, 3.0, 0.25, waited=True)
-    assert second == Ran(Stage.DEPTH, 4, 1, 3.75, 0.25, waited=False)
+    assert first == Ran(Stage.DEPTH, 4, 1, 3.0, 0.25, waited=True, requests=(1, 2))
+    assert second == Ran(Stage.DEPTH, 4, 1, 3.75, 0.25, waited=False, requests=(1, 2))
     assert recorder.taken() == ()
     assert second.ended_at == 4.0
 

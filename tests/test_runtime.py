@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import Queue
@@ -29,8 +30,10 @@ from engine.core import (
     Playhead,
     Request,
     SamplingParams,
+    Stage,
 )
 from engine.messages import Ready, RuntimeConfig, StartUp
+from engine.recorder import Ran
 from engine.runtime import EngineError, Runtime
 
 TEXT = "Good morning, how can I help you today?"
@@ -217,6 +220,34 @@ def test_a_storm_from_many_threads_ends_every_request_once(runtime: Runtime) -> 
     asked = sorted(ids.get() for _ in range(600))
     assert sorted(ends.get(timeout=60) for _ in asked) == asked
     assert ends.empty()
+
+
+def test_the_policy_may_be_changed_while_somebody_is_served(runtime: Runtime) -> None:
+    with pytest.raises(RequestError, match=r"a policy must be one of .*newest-first.*, got 'fastest'"):
+        runtime.use_policy("fastest")
+    ends = []
+    for name in ("newest-first", "predictor"):
+        speech = runtime.stream(ask(runtime))
+        next(speech)
+        runtime.use_policy(name)
+        ends += [output for output in speech if isinstance(output, End)]
+    assert [end.reason for end in ends if isinstance(end, Finished)] == [FinishReason.END] * 2
+
+
+def test_who_follows_the_steps_gets_them_as_they_are_told(runtime: Runtime) -> None:
+    told: Queue[Sequence[Ran]] = Queue()
+    runtime.follow(told.put)
+    try:
+        runtime.ran()
+        outputs: Queue[Output] = Queue()
+        request_id = runtime.submit(ask(runtime), outputs.put)
+        last_word(outputs)
+        stages = set[Stage]()
+        while stages < set(Stage):
+            stages |= {ran.stage for ran in told.get(timeout=60) if request_id in ran.requests}
+        assert not runtime.ran(), "nothing is kept beside that"
+    finally:
+        runtime.follow(None)
 
 
 def test_everything_is_given_back(runtime: Runtime) -> None:

@@ -19,6 +19,8 @@ from engine.core import (
     Stage,
     Submit,
 )
+from engine.policies import make
+from engine.policy import UsePolicy
 
 
 class TestOneRequest:
@@ -580,6 +582,16 @@ class TestLead:
         assert engine.step() is None
         engine.now = wake_at
         assert engine.step() is not None
+
+    def test_another_policy_decides_from_its_event_on(self) -> None:
+        engine = self.ahead()
+        assert engine.scheduler.wake_at is not None
+        engine.scheduler.apply(UsePolicy(make("newest-first", engine.predictor, engine.limits)), engine.now)
+        assert engine.step() is not None, "this one holds nobody"
+        engine.scheduler.apply(UsePolicy(make("predictor", engine.predictor, engine.limits)), engine.now)
+        while engine.step():
+            pass
+        assert engine.scheduler.wake_at is not None, "and this one does"
 
     def test_slack_counts_from_the_moment_at_which_it_goes_on(self) -> None:
         engine = self.ahead()
