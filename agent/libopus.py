@@ -17,7 +17,9 @@ from pathlib import Path
 import av
 
 RESET_STATE = 4028
-"""OPUS_RESET_STATE (opus_defines.h)."""
+"""OPUS_RESET_STATE (opus_defines.h), as the others."""
+SET_BITRATE, SET_COMPLEXITY = 4002, 4010
+APPLICATION_VOIP = 2048
 
 
 class LibraryMissing(RuntimeError):
@@ -34,6 +36,9 @@ def libopus() -> ctypes.CDLL:
     library.opus_decoder_destroy.restype = None
     library.opus_decoder_destroy.argtypes = [pointer]
     library.opus_decode.argtypes = [pointer, ctypes.c_char_p, ctypes.c_int32, pointer, number, number]
+    library.opus_encoder_get_size.argtypes = [number]
+    library.opus_encoder_init.argtypes = [pointer, ctypes.c_int32, number, number]
+    library.opus_encode.argtypes = [pointer, pointer, number, pointer, ctypes.c_int32]
     return library
 
 

@@ -16,7 +16,7 @@ from av.stream import Stream
 
 from agent.opus import OpusEncoder
 from agent.pace import PACKET_SECONDS, Pace
-from agent.playout import Packet, PlayoutBuffer
+from agent.playout import PCM, Packet, PlayoutBuffer
 from engine.clock import Clock
 
 RTP_CLOCK = 48_000
@@ -74,17 +74,17 @@ class SpeechTrack(MediaStreamTrack):
             raise MediaStreamError
         due_at = self.pace.next_due(self._clock.now())
         await self._until(due_at - AHEAD_SECONDS)
-        payload = await self._encode()
+        payload = await self._encode(self._encoder.encode)
         await self._until(due_at)
         while self._ahead is None:  # flushed or paused after it was popped
-            payload = await self._encode()
+            payload = await self._encode(self._encoder.replace)
         packet, self._ahead = self._ahead, None
         self._sent(packet)
         return self._wrapped(payload)
 
-    async def _encode(self) -> bytes:
+    async def _encode(self, encode: Callable[[PCM], bytes]) -> bytes:
         packet = self._ahead = self._buffer.pop(self._encoder.packet_samples, self._clock.now())
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._encoder.encode, packet.samples)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, encode, packet.samples)
 
     async def _until(self, instant: float) -> None:
         remaining = instant - self._clock.now()
