@@ -57,6 +57,11 @@ def add_voice_options(parser: argparse.ArgumentParser) -> None:
     add("--profile", metavar="NAME|FILE", help="what steps cost, by calibrate (default: for this voice and device)")
     add("--eager", action="store_true", help="on CUDA, run every operation by itself: starts at once, and is slow")
     add("--random-weights", metavar="MODEL", help="instead of a voice, noise at a model's size: breeze-tts-2 or tiny")
+    add(
+        "--normalise",
+        choices=("on", "off"),
+        help="write numbers, dates, symbols and markup out as words before they are read (default: as the voice says)",
+    )
     add("--explain", action="store_true", help="print a line for each decision of the scheduler on standard error")
 
 
@@ -73,6 +78,7 @@ def runtime_config(args: argparse.Namespace) -> RuntimeConfig:
         graphs=frozenset() if args.eager else frozenset(Stage),
         profile=profiles.find(args.profile) if args.profile else None,
         explain=args.explain,
+        normalise=None if args.normalise is None else args.normalise == "on",
     )
 
 

@@ -221,6 +221,10 @@ class ModelSpec:
     sampling: SamplingParams
     """The checkpoint's own defaults."""
     max_text_chars: int = 2000
+    """As it is read: numbers written out, where `normalise` says so."""
+    normalise: str = ""
+    """The language (BCP 47) in which numbers, symbols and markup are written out before the voice reads a text; empty:
+    it gets texts as they are."""
 
     @property
     def frame_seconds(self) -> float:

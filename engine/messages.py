@@ -41,6 +41,8 @@ class RuntimeConfig:
     """Out of engine.policies.NAMES; the others are emulations, for benches."""
     explain: bool = False
     """Print every decision of the scheduler in one line, to standard error."""
+    normalise: bool | None = None
+    """Whether numbers, symbols and markup are written out as words before the voice reads them; None: as it says."""
     random_weights: str | None = None
     """Instead of a voice: random weights at the dimensions of this model, see engine.random_weights. For benches."""
     graphs: frozenset[Stage] = frozenset(Stage)

@@ -23,7 +23,7 @@ from engine.calibrate import HASTY_BATCHES, WARM_BATCHES, warm_up
 from engine.capturing import summary, watched
 from engine.checks import RequestError, shown
 from engine.clock import Clock, MonotonicClock
-from engine.core import Cancel, ErrorCode, Output, Playhead, Refused, Submit
+from engine.core import Cancel, ErrorCode, ModelSpec, Output, Playhead, Refused, Request, Submit
 from engine.executor import load
 from engine.loop import run
 from engine.messages import (
@@ -39,6 +39,7 @@ from engine.messages import (
     StartUp,
     ToWorker,
 )
+from engine.normalise import normalise
 from engine.policies import make
 from engine.policy import Policy, UsePolicy
 from engine.predictor import Predictor
@@ -163,6 +164,7 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
             return
         max_queued = limits.max_queued if config.max_queued is None else config.max_queued
         limits = replace(limits, max_wait=config.max_wait, max_queued=max_queued)
+        spec = replace(model.spec, normalise=language(config, model.spec))
         policy = make(config.policy, predictor, limits)
         scheduler = Scheduler(model.spec, limits, predictor, policy, tell if config.explain else None)
         recorder = Recorder(executor.run, clock) if config.record else None
@@ -176,10 +178,10 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
         inbox = Inbox(clock, idle=outbox.idle)
         gc.collect()
         gc.freeze()
-        outbox.send(Ready(model.spec, limits, devices.name(model.device), start_up(marks, executor.memory)))
+        outbox.send(Ready(spec, limits, devices.name(model.device), start_up(marks, executor.memory)))
         policies = partial(make, predictor=predictor, limits=limits)
         reader = threading.Thread(
-            target=read, args=(connection, model, inbox, policies), name="engine-inbox", daemon=True
+            target=read, args=(connection, model, inbox, policies, spec.normalise), name="engine-inbox", daemon=True
         )
         reader.start()
         run(inbox, scheduler, recorder or executor, predictor, clock, outbox.deliver)
@@ -203,13 +205,15 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def read(connection: Connection, model: models.Model, inbox: Inbox, policies: Callable[[str], Policy]) -> None:
+def read(
+    connection: Connection, model: models.Model, inbox: Inbox, policies: Callable[[str], Policy], language: str = ""
+) -> None:
     """Turns what comes through the pipe into events; tokenising happens here, beside the loop."""
     try:
         while not isinstance(message := received(connection), Close):
             match message:
                 case Numbered():
-                    inbox.put(admitted(message, model))
+                    inbox.put(admitted(message, model, language))
                 case SetPolicy():
                     inbox.put(UsePolicy(policies(message.name)))
                 case Cancel() | Playhead():
@@ -235,12 +239,25 @@ def received(connection: Connection) -> ToWorker | None:
     return None
 
 
-def admitted(numbered: Numbered, model: models.Model) -> Submit | Refused:
-    """The request, tokenised, or why it cannot be."""
+def written_out(request: Request, language: str) -> Request:
+    """The request with its text as it is said, in a language; what has nothing to say is the model's to refuse."""
+    said = normalise(request.text, language) if language else request.text
+    return replace(request, text=said or request.text)
+
+
+def language(config: RuntimeConfig, spec: ModelSpec) -> str:
+    """In which texts are written out as words; empty: in none."""
+    if config.normalise is None:
+        return spec.normalise
+    return (spec.normalise or "en") if config.normalise else ""
+
+
+def admitted(numbered: Numbered, model: models.Model, language: str = "") -> Submit | Refused:
+    """The request, tokenised, its text written out in the language, if any; or why it cannot be."""
     request_id, epoch = numbered.request_id, numbered.epoch
     try:
         request = numbered.request
-        prompt = model.prompt(request)
+        prompt = model.prompt(written_out(request, language))
         return Submit(request_id, prompt, request.sampling, epoch, request.follows, numbered.submitted_at)
     except RequestError as error:
         return Refused(request_id, epoch, ErrorCode.BAD_REQUEST, str(error))

@@ -294,6 +294,14 @@ def test_serve_takes_what_every_engine_takes() -> None:
     assert not runtime_config(serve_parser().parse_args([])).explain
 
 
+def test_texts_are_written_out_as_asked() -> None:
+    from agent.__main__ import serve_parser
+
+    asked = [runtime_config(serve_parser().parse_args(argv)).normalise for argv in ([], ["--normalise", "off"])]
+    assert asked == [None, False]
+    assert runtime_config(serve_parser().parse_args(["--normalise", "on"])).normalise is True
+
+
 def test_bench_determinism_writes_null_where_nothing_parted(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     assert main(["bench", "determinism", "--shapes", "1", "--json", str(path), *TINY]) == 0

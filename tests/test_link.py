@@ -21,7 +21,8 @@ from engine.policies import make
 from engine.policy import UsePolicy
 from engine.predictor import Predictor
 from engine.simulator import FakeClock
-from engine.worker import Inbox, admitted, read
+from engine.traffic import SPEC
+from engine.worker import Inbox, admitted, language, read
 
 REQUEST = Request("Hello.", SamplingParams(), epoch=3, follows=2)
 
@@ -73,6 +74,28 @@ def test_a_request_comes_through() -> None:
     assert numbered(REQUEST).request == REQUEST
     expected = Submit(7, Prompt(()), REQUEST.sampling, epoch=3, follows=2, submitted_at=1.5)
     assert admitted(numbered(REQUEST), MODEL) == expected
+
+
+def test_a_text_is_written_out_where_the_voice_wants_it() -> None:
+    read: list[str] = []
+
+    def prompt(request: Request) -> Prompt:
+        read.append(request.text)
+        return Prompt(())
+
+    model = cast(Model, SimpleNamespace(prompt=prompt))
+    for text in ("That is **$3.50**.", "..."):
+        for written in ("", "en"):
+            admitted(numbered(replace(REQUEST, text=text)), model, written)
+    assert read == ["That is **$3.50**.", "That is three dollars and fifty cents.", "...", "..."]
+
+
+@pytest.mark.parametrize(
+    ("voice", "asked", "used"),
+    [("en", None, "en"), ("", None, ""), ("en", False, ""), ("", True, "en"), ("en", True, "en")],
+)
+def test_whether_it_is_written_out_is_the_voices_choice_unless_asked(voice: str, asked: bool | None, used: str) -> None:
+    assert language(RuntimeConfig(normalise=asked), replace(SPEC, normalise=voice)) == used
 
 
 def test_a_request_that_cannot_be_read_fails_alone() -> None:

@@ -254,6 +254,7 @@ def test_specs(model: Breeze, mini: Breeze) -> None:
     assert mini.spec.name == "breeze-mini"
     assert mini.spec.max_positions == 1024
     assert mini.spec.max_text_chars == 360
+    assert mini.spec.normalise == "en"
     assert mini.spec.sampling == SamplingParams(
         temperature=0.3, depth_temperature=0.3, repetition_penalty=1.0, min_frames=3, max_frames=375
     )

@@ -35,6 +35,7 @@ from engine.core import (
 from engine.depth import DepthConfig, DepthDecoder
 from engine.kv_cache import PagedKV
 from engine.models import Functions, State
+from engine.normalise import LANGUAGES
 from engine.sampling import SamplingRows, SamplingState, draw, guide, penalise, uniforms
 from engine.text import TextConfig, TextEncoder
 from engine.weights import WHOLE_FOLDER, CheckpointError, outlines, stored
@@ -453,6 +454,7 @@ def read_spec(folder: Path, main: Section, audio: Section, config: BreezeConfig,
         max_positions=min(main.integer("max_position_embeddings"), config.backbone.max_positions),
         modes=read_modes(main, tokenizer),
         sampling=read_sampling(folder),
+        normalise=read_normalise(folder),
     )
     return replace(spec, max_text_chars=text_limit(spec, tokenizer))
 
@@ -493,6 +495,17 @@ def read_sampling(folder: Path) -> SamplingParams:
         return SamplingParams(**values)
     except RequestError as error:
         raise CheckpointError(f"{file}: {error}; {WHOLE_FOLDER}") from error
+
+
+def read_normalise(folder: Path) -> str:
+    """The language in which texts are written out, of the voices that were trained on such texts; official ones were
+    not."""
+    file = folder / "generation_config.json"
+    given = Section.read(file) if file.exists() else Section()
+    language = given.text("normalise", "")
+    if language and language not in LANGUAGES:
+        raise given.misfit("normalise", f"one of {', '.join(LANGUAGES)}, or nothing")
+    return language
 
 
 def read_default(given: Section, key: str, official: Any) -> Any:
