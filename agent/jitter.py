@@ -164,7 +164,8 @@ class JitterBuffer:
             head = self._held.get(self._next_sequence)
             if head is None and now < self._give_up_at() and len(self._held) < MAX_HELD:
                 return pieces
-            pieces += self._released(head or self._held[min(self._held)], now)
+            head = head or self._held[min(self._held)]
+            pieces += self._given_up_one(now) if self._several_missing(head) else self._released(head, now)
         while self._started and self._filled < MAX_FILL and now >= self._fill_at():
             pieces += self._fill(now)
         return pieces
@@ -223,6 +224,20 @@ class JitterBuffer:
         where a sender is ever later than expected. In a pause that was announced nothing is to be waited for."""
         wait = self.target if self._pausing else STALL
         return max(self._expected_at(), self._last_at + self._filled / TICKS) + wait
+
+    def _several_missing(self, head: Arrival) -> bool:
+        """Before this packet, each as long as the last one: those behind the first have a deadline of their own."""
+        missing = head.sequence - self._next_sequence
+        even = head.timestamp - self._next_timestamp == missing * self._last_ticks
+        return missing > 1 and even and len(self._held) < MAX_HELD
+
+    def _given_up_one(self, now: float) -> Iterator[Piece]:
+        """The packet that is next is lost."""
+        self.counts.lost += 1
+        self._given_up.append(self._next_sequence)
+        self._next_sequence += 1
+        yield from self._piece(self._last_ticks, None, True, now, now)
+        self._next_timestamp += self._last_ticks
 
     def _released(self, head: Arrival, now: float) -> Iterator[Piece]:
         """The packet, and before it what is missing."""

@@ -215,14 +215,24 @@ def test_after_a_loss_the_very_next_packet_is_not_late_any_more() -> None:
     assert [delay for delay in delays if delay > 0] == [max(delays)]  # the one behind the gap
 
 
-def test_several_lost_packets_in_a_row_are_one_gap() -> None:
+def test_several_lost_packets_in_a_row_are_given_up_one_by_one() -> None:
     microphone = Microphone()
     microphone.send(0)
     microphone.send(4)
     microphone.until(microphone.complete_at(4) + MAX_TARGET)
-    assert microphone.heard() == [0, -1, 4]
-    assert microphone.pieces[1].ticks == 3 * 960
+    assert microphone.heard() == [0, -1, -1, -1, 4]
+    assert [piece.ticks for piece in microphone.pieces] == [960] * 5
     assert microphone.buffer.counts.lost == 3
+
+
+def test_a_packet_behind_a_lost_one_still_has_its_own_time() -> None:
+    microphone = Microphone()
+    microphone.send(0)
+    microphone.send(3)
+    assert microphone.heard() == [0, -1], "the first is given up, the second not yet"
+    microphone.send(2, 0.03)
+    assert microphone.heard() == [0, -1, 2, 3]
+    assert microphone.buffer.counts.lost == 1
 
 
 @pytest.mark.parametrize("every", [100, 20])
