@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from engine import __main__ as engine_commands
@@ -17,8 +18,12 @@ PROGRAM = "breezert"
 COMMANDS = {
     "serve": "talk to a voice in the browser",
     "bench browser": "what is heard in a real Chromium",
+    "bench bargein": "how fast the agent falls silent when somebody speaks over it",
+    "bench transport": "how evenly packets leave, and how soon a microphone is heard",
 }
 """What is not the engine's."""
+TELL_SECONDS = 0.1
+"""Between two tellings of the engine's steps and metrics: a page that shows them is to be up to date."""
 
 
 def serve_parser() -> argparse.ArgumentParser:
@@ -80,6 +85,11 @@ def serve_parser() -> argparse.ArgumentParser:
         help="what is being said may take so long after SIGTERM (default: %(default)s)",
     )
     add_options(parser)
+    add(
+        "--demo",
+        action="store_true",
+        help="for show: callers may add synthetic listeners, change the policy and spoil their own network",
+    )
     add("--verbose", action="store_true", help="log requests and calls on standard error")
     return parser
 
@@ -99,7 +109,7 @@ def serve(argv: Sequence[str]) -> int:
             args.host, args.token, args.token_file, args.allow_host, args.allow_origin, args.max_rate
         )
         limits = CallLimits(max_peers=args.max_peers, max_queued=args.max_queued)
-        runtime = replace(runtime_config(args), max_wait=args.max_wait)
+        runtime = replace(runtime_config(args), max_wait=args.max_wait, record=True, tell_seconds=TELL_SECONDS)
         config = server.ServeConfig(
             runtime,
             access,
@@ -109,6 +119,7 @@ def serve(argv: Sequence[str]) -> int:
             args.tls_key,
             answering=asked(args),
             drain=args.drain,
+            demo=args.demo,
         )
         server.run(config)
     except (server.ServeError, SettingsError, ImportError) as error:
@@ -124,10 +135,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["serve"]:
         return serve(argv[1:])
-    if argv[:2] == ["bench", "browser"]:
-        from agent import bench_browser
-
-        return bench_browser.main(argv[2:])
+    if argv[:1] == ["bench"] and argv[1:2] and f"bench {argv[1]}" in COMMANDS:
+        bench = import_module(f"agent.bench_{argv[1]}")
+        return int(bench.main(argv[2:]))
     return engine_commands.main(argv, PROGRAM, COMMANDS)
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent import vad
 from agent.brain import BoundedBrain, BrainConfig, make_brain
 from agent.transcribe import BoundedTranscriber, TranscriberConfig, make_transcriber
+from agent.trouble import SettingsError
 from agent.turn import Settings
+from agent.turn_end import SentenceEnd, TurnEnd
 
 NONE, OFF = "none", "off"
 BRAINS = ("echo", "script", "openai", NONE)
 TRANSCRIBERS = (NONE, "openai", "faster-whisper")
+SILENCE, WORDS = "silence", "words"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,10 @@ class Answering:
     """None: nobody listens, turns are typed."""
     turns: Settings = field(default_factory=Settings)
     interruptible: bool = True
+    turn_end: TurnEnd | None = None
+    """Makes each call's model of when a turn is over; None: after a silence."""
+    backchannels: Collection[str] = ()
+    """Words and phrases that do not interrupt the agent, beside those of words.py."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +57,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--language", default="", metavar="CODE", help="of what is said, such as en: transcribing takes less time then")
     usual = vad.usual()
     add("--vad", choices=(*vad.VADS, OFF), default=usual, help="who notices speech; off: nobody (default: %(default)s)")
+    add(
+        "--turn-end",
+        choices=(SILENCE, WORDS),
+        default=SILENCE,
+        help="when a turn is over: after a silence, or sooner behind a complete sentence and later behind an open one, "
+        "which takes a transcriber (default: %(default)s)",
+    )
     add("--uninterruptible", action="store_true", help="what the agent says is said to its end")
 
 
@@ -78,5 +93,15 @@ def answering(args: argparse.Namespace) -> Answering | None:
     heard_by = None if args.vad == OFF else args.vad
     if heard_by:
         vad.check(heard_by)
+    turn_end = SentenceEnd if args.turn_end == WORDS else None
+    check_turn_end(turn_end, words=transcriber.kind != NONE, listens=heard_by is not None)
     made = make_brain(brain), make_transcriber(transcriber)
-    return Answering(*made, heard_by, interruptible=not args.uninterruptible)
+    return Answering(*made, heard_by, interruptible=not args.uninterruptible, turn_end=turn_end)
+
+
+def check_turn_end(turn_end: TurnEnd | None, words: bool, listens: bool) -> None:
+    """Raises SettingsError for a model of when a turn is over that has nothing to go by."""
+    if turn_end is not None and not listens:
+        raise SettingsError("nobody listens, so no turn's end can be judged: name a VAD, or leave the turn end out")
+    if turn_end is SentenceEnd and not words:
+        raise SettingsError("a turn's end cannot be told by its words without a transcriber: name one, or use silence")

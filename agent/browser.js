@@ -1,16 +1,18 @@
-// Measures inside the page for browser.py: samples in the audio thread, packets in a worker, messages and clicks.
+// Measures inside the page for browser.py: samples in the audio thread, packets in a worker, messages and clicks; of a
+// microphone the blocks of the track that is sent, as the sender gets them, behind the browser's own processing.
 // Injected before the page's own scripts, which know nothing of it; it leaves them as they are and only listens.
 // All instants are milliseconds since 1970, so that threads can be compared.
 
 (() => {
-  const probe = { peaks: [], packets: [], messages: [], clicks: [], watchPackets: false, peer: null, channel: null };
+  const gathered = () => ({ peaks: [], spoken: [], packets: [], messages: [], clicks: [] });
+  const probe = { ...gathered(), watchPackets: false, peer: null, channel: null };
   Object.defineProperty(globalThis, "probe", { value: probe });
 
   /** Everything gathered since the last call. */
   probe.take = () => {
-    const { peaks, packets, messages, clicks } = probe;
-    Object.assign(probe, { peaks: [], packets: [], messages: [], clicks: [] });
-    return { peaks, packets, messages, clicks, offers: answerTimes() };
+    const { peaks, spoken, packets, messages, clicks } = probe;
+    Object.assign(probe, gathered());
+    return { peaks, spoken, packets, messages, clicks, offers: answerTimes() };
   };
 
   /** The listener's totals (https://www.w3.org/TR/webrtc-stats/). */
@@ -54,6 +56,22 @@
     };
   }
 
+  // Runs in a worker: [instant, largest amplitude] of each block of a microphone's track, sent eight at a time.
+  function tap() {
+    onmessage = async ({ data }) => {
+      let rows = [];
+      for await (const block of data) {
+        const samples = new Float32Array(block.numberOfFrames);
+        block.copyTo(samples, { planeIndex: 0, format: "f32-planar" });
+        block.close();
+        let peak = 0;
+        for (const sample of samples) peak = Math.max(peak, Math.abs(sample));
+        rows.push([performance.timeOrigin + performance.now(), peak]);
+        if (rows.length === 8) postMessage(rows.splice(0));
+      }
+    };
+  }
+
   const address = (source) => URL.createObjectURL(new Blob([`(${source})()`], { type: "text/javascript" }));
   let listener; // one for all calls: a promise of its node
 
@@ -72,18 +90,29 @@
     return () => source.disconnect();
   }
 
+  /** Gathers what the microphone says; gives what ends that. WebAudio would hear it some 10 ms later than the sender. */
+  function overhear(track) {
+    const worker = new Worker(address(tap));
+    const { readable } = new MediaStreamTrackProcessor({ track });
+    worker.onmessage = ({ data }) => probe.spoken.push(...data);
+    worker.postMessage(readable, [readable]);
+    return worker;
+  }
+
   globalThis.RTCPeerConnection = class extends RTCPeerConnection {
     #deaf;
-    #worker;
+    #workers = [];
 
     addTransceiver(...given) {
       const transceiver = super.addTransceiver(...given);
       probe.peer = this;
       this.#deaf = listen(transceiver.receiver.track);
+      if (given[0] instanceof MediaStreamTrack) this.#workers.push(overhear(given[0]));
       if (probe.watchPackets) {
-        this.#worker = new Worker(address(gate));
-        this.#worker.onmessage = ({ data }) => probe.packets.push(data);
-        transceiver.receiver.transform = new RTCRtpScriptTransform(this.#worker);
+        const worker = new Worker(address(gate));
+        worker.onmessage = ({ data }) => probe.packets.push(data);
+        transceiver.receiver.transform = new RTCRtpScriptTransform(worker);
+        this.#workers.push(worker);
       }
       return transceiver;
     }
@@ -96,7 +125,7 @@
 
     close() {
       super.close();
-      this.#worker?.terminate();
+      for (const worker of this.#workers) worker.terminate();
       this.#deaf?.then((disconnect) => disconnect());
     }
   };

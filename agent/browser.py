@@ -134,6 +134,9 @@ class Heard:
 
     peaks: list[list[float]] = field(default_factory=list)
     """[instant, largest amplitude] of each 128 samples."""
+    spoken: list[list[float]] = field(default_factory=list)
+    """[instant, largest amplitude] of each 10 ms of the microphone, where the page has one: of the track that is sent,
+    behind the browser's own processing, at the moment in which the sender gets it."""
     packets: list[list[float]] = field(default_factory=list)
     """[arrival in the worker, RTP timestamp, sequence number, arrival at the socket or None]."""
     messages: list[dict[str, Any]] = field(default_factory=list)

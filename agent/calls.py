@@ -12,11 +12,13 @@ from typing import Any
 
 from agent.answering import Answering
 from agent.conversation import Conversation
+from agent.demo import Demonstration, Switchable
 from agent.ears import Ears
 from agent.metrics import AgentMetrics
 from agent.opus import BIT_RATE, check_rate
 from agent.peer import PINGED_SILENCE, SILENCE, Peer
 from agent.receive import Receiver
+from agent.scene import Scene
 from agent.session import MAX_QUEUED, Engine, Session
 from engine.clock import Clock, MonotonicClock
 
@@ -73,6 +75,9 @@ class Calls:
         self._peers: dict[str, Peer] = {}
         self.speeches: set[asyncio.Task[Any]] = set()
         """Requests that are spoken without a call, over HTTP."""
+        self.scene = Scene()
+        """Shows who watches how the engine works: give it the steps, where they are told."""
+        self.demo: Demonstration | None = None
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="opus")
         self._listeners = ThreadPoolExecutor(LISTENING_THREADS, thread_name_prefix="ears")
 
@@ -137,23 +142,35 @@ class Calls:
     async def close(self) -> None:
         """Ends every call."""
         self.draining = True
+        self.scene.close()
+        if self.demo is not None:
+            self.demo.close()
         closing = [peer.close("server ends") for peer in list(self._peers.values())]
         for failed in filter(None, await asyncio.gather(*closing, return_exceptions=True)):
             log.error("a call could not be closed", exc_info=failed)
         self._encoders.shutdown()
         self._listeners.shutdown()
 
-    def _new_peer(self) -> Peer:
-        limits = self.limits
+    def demonstrate(self, engine: Switchable) -> None:
+        """From now on callers may change what the server is shown with. To be called before the first call."""
+        self.demo = Demonstration(engine, self._new_session, lambda: self.sessions)
+
+    def _new_session(self) -> Session:
         session = Session(
             secrets.token_urlsafe(16),  # whoever knows it may hang up
             self._engine,
             self._encoders,
             self._clock,
             self.metrics,
-            max_queued=limits.max_queued,
-            bit_rate=limits.bit_rate,
+            max_queued=self.limits.max_queued,
+            bit_rate=self.limits.bit_rate,
         )
+        session.scene, session.demo = self.scene, self.demo
+        self.scene.enter(session)
+        return session
+
+    def _new_peer(self) -> Peer:
+        limits, session = self.limits, self._new_session()
         peer = Peer(
             session,
             self._clock,
@@ -172,7 +189,12 @@ class Calls:
         if answering is None:
             return None
         conversation = Conversation(
-            session, answering.brain, answering.transcriber, interruptible=answering.interruptible
+            session,
+            answering.brain,
+            answering.transcriber,
+            interruptible=answering.interruptible,
+            turn_end=answering.turn_end() if answering.turn_end else None,
+            backchannels=answering.backchannels,
         )
         if answering.vad is None:
             return None
@@ -184,6 +206,7 @@ class Calls:
             lambda: conversation.agent,
             vad_name=answering.vad,
             settings=answering.turns,
+            judge=conversation.understanding,
         )
         conversation.ears = ears
         return ears.receiver

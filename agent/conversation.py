@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Container, Mapping
+from collections.abc import AsyncGenerator, Container, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
+
+import numpy as np
 
 from agent.brain import BoundedBrain
 from agent.dialogue import Audio, Message, Role, Terms, UserTurn
@@ -28,6 +30,7 @@ from agent.protocol import (
     TurnStopped,
     TurnText,
 )
+from agent.reply import Reply, Said
 from agent.sentences import MAX_CHARS, Sentences, speakable
 from agent.session import FAILED, Session
 from agent.transcribe import BoundedTranscriber
@@ -35,6 +38,8 @@ from agent.trouble import OutsideError, Trouble
 from agent.turn import Action, AgentState, Interrupt, Pause, Resume, Settings, SpeechStarted
 from agent.turn import SpeechStopped as SilenceBegan
 from agent.turn import TurnEnded as TurnOver
+from agent.turn_end import TurnEndModel
+from agent.understanding import Understanding
 from engine.core import ErrorCode, FinishReason
 
 log = logging.getLogger(__name__)
@@ -97,49 +102,6 @@ class Watcher:
         """The last word on one that has begun: END, INTERRUPTED or FAILED."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Said:
-    """A turn of the user's: typed, or spoken since `onset_at`."""
-
-    id: str
-    text: str = ""
-    audio: Audio | None = None
-    onset_at: float = 0.0
-
-
-@dataclass(slots=True)
-class Reply:
-    """What is answered to one turn."""
-
-    id: str
-    said: Said | None = None
-    """The turn, until its words are known: a reply that is cut before leaves them to the next."""
-    task: asyncio.Task[None] | None = None
-    begun: bool = False
-    """The watcher knows of it."""
-    started: bool = False
-    """reply.started was sent: there is something to say."""
-    pieces: int = 0
-    open: set[str] = field(default_factory=set)
-    """Utterances that are not over."""
-    heard: list[str] = field(default_factory=list)
-    written: bool = False
-    """No more text will come."""
-    failed: bool = False
-    moved: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever an utterance is over."""
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def heard_text(self) -> str:
-        return " ".join(piece for piece in self.heard if piece)
-
-    def cancel(self) -> None:
-        """No more text is wanted."""
-        if self.task is not None:
-            self.task.cancel()
-
-
 class Conversation:
     """Answers every turn of one session, one reply at a time. To be used on the event loop.
 
@@ -148,10 +110,19 @@ class Conversation:
     """
 
     def __init__(
-        self, session: Session, brain: BoundedBrain, transcriber: BoundedTranscriber, *, interruptible: bool = True
+        self,
+        session: Session,
+        brain: BoundedBrain,
+        transcriber: BoundedTranscriber,
+        *,
+        interruptible: bool = True,
+        turn_end: TurnEndModel | None = None,
+        backchannels: Iterable[str] = (),
     ) -> None:
         self.history: list[Message] = []
         self.ears: Listened | None = None
+        self.understanding = Understanding(transcriber, self._sound, turn_end, backchannels)
+        """To be the judge of the ears."""
         self.watcher = Watcher()
         self.instructions = ""
         """For whoever answers; empty: their own."""
@@ -160,7 +131,7 @@ class Conversation:
         self.terms = Terms()
         self.speech_at = (0.0, 0.0)
         """Begin and end of what the user said last, on the clock of the ears; the end is 0 while they speak."""
-        self._session, self._brain, self._transcriber = session, brain, transcriber
+        self._session, self._brain = session, brain
         self._interruptible, self._may_interrupt = interruptible, True
         self._replies: list[Reply] = []
         """That are not over, in order; all but the first wait for one that must not be interrupted."""
@@ -215,7 +186,7 @@ class Conversation:
             return
         self._session.send(TurnEnded(seconds=0.0))
         self._session.send(TurnText(text=text))
-        self._answer(self._said(text=text))
+        self._answer(self._said(text))
 
     def act(self, action: Action) -> None:
         """What the ears ask for."""
@@ -243,9 +214,9 @@ class Conversation:
             onset_at = min(onset_at, dropped.onset_at)
             self.watcher.turn_dropped(dropped.id)
         self._unanswered.clear()
-        audio = self.ears.audio(onset_at, ended_at) if self.ears else None
+        audio = self._sound(onset_at, ended_at) if self.ears else None
         self._session.send(TurnEnded(seconds=ended_at - onset_at))
-        said = self._said(audio=audio, onset_at=onset_at)
+        said = self._said("", audio, onset_at, ended_at)
         self.watcher.turn_ended(said.id)
         if self.automatic:
             self._answer(said)
@@ -272,6 +243,7 @@ class Conversation:
         self.watcher = Watcher()
         for note in self._notes:
             note.cancel()
+        self.understanding.close()
         if self.ears:
             self.ears.close()
 
@@ -299,9 +271,9 @@ class Conversation:
 
     # ---- replies ----------------------------------------------------------------------------------------------
 
-    def _said(self, text: str = "", audio: Audio | None = None, onset_at: float = 0.0) -> Said:
+    def _said(self, text: str, audio: Audio | None = None, onset_at: float = 0.0, ended_at: float = 0.0) -> Said:
         self._turns += 1
-        return Said(f"turn{self._turns}", text, audio, onset_at)
+        return Said(f"turn{self._turns}", text, audio, onset_at, ended_at)
 
     def _answer(self, said: Said) -> None:
         self._begin(self._answers(said), said)
@@ -424,12 +396,15 @@ class Conversation:
         self.history = [replace(each, text=text) if each.id == said.id else each for each in self.history]
         self._noted = said
 
+    def _sound(self, onset_at: float, ended_at: float) -> Audio:
+        return self.ears.audio(onset_at, ended_at) if self.ears else np.zeros(0, np.int16)
+
     async def _words(self, said: Said) -> str:
         """What was said. Raises OutsideError."""
         if said.audio is None:
             return said.text
         try:
-            text = await self._transcriber.transcribe(said.audio)
+            text = await self.understanding.words(said.audio, said.onset_at, said.ended_at)
         except OutsideError as error:
             self.watcher.turn_unknown(said.id, error.trouble)
             raise

@@ -18,7 +18,7 @@ from agent import vad
 from agent.dialogue import Audio
 from agent.echo import EchoGuard
 from agent.receive import Heard, Receiver
-from agent.turn import Action, AgentState, Settings, TurnEndModel, TurnTaking
+from agent.turn import Action, AgentState, Judge, Settings, TurnTaking
 from agent.turn import Heard as Judged
 from engine.clock import Clock
 
@@ -46,32 +46,29 @@ class Listening:
     """What may take time: VAD and echo guard of one microphone. One call at a time, from any thread."""
 
     def __init__(self, vad_name: str, far_rate: int) -> None:
-        self._vad_name, self._far_rate = vad_name, far_rate
-        self._vad: vad.Vad | None = None
+        self._vad = vad.make(vad_name)
+        self._framer = vad.Framer(self._vad.frame_samples)
+        self._guard = EchoGuard(far_rate)
 
     def listen(self, pieces: list[Heard | Sent]) -> list[Judged]:
-        """Judges the frames that the pieces complete, in their order. The first call loads the VAD."""
-        if self._vad is None:
-            self._vad = vad.make(self._vad_name)
-            self._framer = vad.Framer(self._vad.frame_samples)
-            self._guard = EchoGuard(self._far_rate)
+        """Judges the frames that the pieces complete, in their order."""
         judged: list[Judged] = []
         for piece in pieces:
             if isinstance(piece, Sent):
                 self._guard.sent(piece.samples, piece.at)
             else:
                 frames = self._framer.push(piece.samples, piece.received_at)
-                judged += [self._judged(self._vad, frame) for frame in frames]
+                judged += [self._judged(frame) for frame in frames]
         return judged
 
-    def _judged(self, judge: vad.Vad, frame: vad.Frame) -> Judged:
-        probability = judge.probability(frame.samples)
+    def _judged(self, frame: vad.Frame) -> Judged:
+        probability = self._vad.probability(frame.samples)
         return Judged(probability, frame.at, self._guard.likelihood(frame.samples, frame.at))
 
 
 class Ears:
     """Hears one caller. `act` is called with every action on the event loop that this was made on; `agent` says what
-    the agent does at that moment.
+    the agent does at that moment; `judge` is asked on that loop what the user means.
 
     Raises ImportError and ValueError for a VAD that cannot be had, and LibraryMissing where there is no libopus.
     """
@@ -86,18 +83,21 @@ class Ears:
         *,
         vad_name: str = vad.SILERO,
         settings: Settings | None = None,
-        model: TurnEndModel | None = None,
+        judge: Judge | None = None,
     ) -> None:
         vad.check(vad_name)
         self.receiver = Receiver(executor, clock, self._hear)
         self._executor, self._clock, self._act, self._agent = executor, clock, act, agent
         self._loop = asyncio.get_running_loop()
-        self._listening = Listening(vad_name, far_rate)
+        self._listening: Listening | None = None
+        # Loading a model takes as long as many frames: not in the thread that all microphones share.
+        making = self._loop.run_in_executor(None, Listening, vad_name, far_rate)
+        making.add_done_callback(self._made)
         self.settings = settings or Settings()
         """That this was made with."""
-        self.frame_seconds, self._model = vad.frame_seconds(vad_name), model
+        self.frame_seconds, self._judge = vad.frame_seconds(vad_name), judge
         """Of the frames that are judged."""
-        self._turns: TurnTaking | None = TurnTaking(self.frame_seconds, settings, model)
+        self._turns: TurnTaking | None = TurnTaking(self.frame_seconds, settings, judge)
         self._wanted: list[TurnTaking | None] = []
         """What judges from the next moment on in which nothing is open."""
         self._before = BEFORE
@@ -117,7 +117,7 @@ class Ears:
         """Takes turns by other settings, once nobody speaks and nothing is open; None: none at all, only `audio` is
         asked for. `before`: seconds that are kept in front of a turn, from now on."""
         self._before = before
-        self._wanted = [TurnTaking(self.frame_seconds, settings, self._model) if settings else None]
+        self._wanted = [TurnTaking(self.frame_seconds, settings, self._judge) if settings else None]
         self._change()
 
     def _change(self) -> None:
@@ -151,8 +151,18 @@ class Ears:
         self._pending.append(heard)
         self._listen()
 
+    def _made(self, done: asyncio.Future[Listening]) -> None:
+        if done.cancelled() or self._closed:
+            return
+        if error := done.exception():
+            log.error("a microphone cannot be listened to", exc_info=error)
+            self.close()
+            return
+        self._listening = done.result()
+        self._listen()
+
     def _listen(self) -> None:
-        if self._busy is None and self._pending:
+        if self._listening is not None and self._busy is None and self._pending:
             pieces = list(self._pending)
             self._pending.clear()
             self._busy = self._loop.run_in_executor(self._executor, self._listening.listen, pieces)

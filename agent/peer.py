@@ -22,7 +22,7 @@ from agent import realtime
 from agent.closing import Connection
 from agent.conversation import Conversation
 from agent.offer import OfferError, usable
-from agent.protocol import CHANNEL, ServerMessage, SpeechProgress, encode
+from agent.protocol import CHANNEL, ServerMessage, SpeechProgress, View, encode
 from agent.realtime_dialect import RealtimeDialect
 from agent.receive import Receiver
 from agent.session import Session
@@ -91,6 +91,7 @@ class Peer:
         self._wire = Wire(self._connection, self._clock)
         if not self._wire.num_sockets:
             raise OfferError("this machine has no network address to answer with: connect it to a network")
+        self.session.spoil = self._spoil
         self._watch = asyncio.create_task(self._watch_silence(self._wire))
         answer = str(self._connection.localDescription.sdp)
         return answer if self._hear is None else with_fec(answer)
@@ -116,6 +117,11 @@ class Peer:
             await self._connection.close()
         finally:
             self._closed(self, why)
+
+    def _spoil(self, loss: float, jitter: float) -> None:
+        self.session.loss, self.session.jitter = loss, jitter
+        if self._wire is not None:
+            self._wire.spoil(loss, jitter)
 
     def _take_state(self) -> None:
         state = self._connection.connectionState
@@ -157,7 +163,7 @@ class Peer:
 
     def _send(self, message: ServerMessage) -> None:
         unread = 0 if self._channel is None else self._channel.bufferedAmount
-        if not (isinstance(message, SpeechProgress) and unread > MAX_UNREAD_BYTES):
+        if not (isinstance(message, SpeechProgress | View) and unread > MAX_UNREAD_BYTES):
             self._send_text(encode(message))
 
     def _send_text(self, text: str) -> None:

@@ -64,6 +64,24 @@ class Stats(Client, tag="stats", frozen=True):
     round_trip_time: float | None = None
 
 
+class Watch(Client, tag="watch", frozen=True):
+    """From now on the server shows how it works, with `view` and `speech.waterfall`; or not any more."""
+
+    on: bool
+
+
+class Demo(Client, tag="demo", frozen=True):
+    """Changes what the server is shown with, where it said `demo.state`: each field that is there.
+
+    load: synthetic listeners on the server; policy: who decides what runs next, for everybody; loss (a share) and
+    jitter_ms: trouble on the way to this client."""
+
+    load: Count | None = None
+    policy: str | None = None
+    loss: Annotated[float, Meta(ge=0, le=1)] | None = None
+    jitter_ms: Annotated[float, Meta(ge=0, le=1000)] | None = None
+
+
 class Ping(Client, tag="ping", frozen=True):
     """Sent every second by our own clients; `t` comes back unchanged."""
 
@@ -202,6 +220,53 @@ class ReplyEnded(Server, tag="reply.ended", frozen=True):
     heard: str
 
 
+class View(Server, tag="view", frozen=True):
+    """What happened since the last one, ten times a second for those who watch; left out for a client that is behind.
+
+    Instants are ms of the server's clock, `at` is now. chunks, of this call: (utterance, at, frames of 80 ms, slack_ms:
+    by how much the next is expected to be early, null for the last). steps, of the engine: (stage, at, ms, rows, 1
+    where this call is one of them). peers, the other calls: (number, buffered_ms, 0 silent or 1 speaking or 2
+    synthetic)."""
+
+    at: float
+    heard_ms: float
+    buffered_ms: float
+    playing: str | None = None
+    chunks: tuple[tuple[str, float, int, float | None], ...] = ()
+    steps: tuple[tuple[str, float, float, int, int], ...] = ()
+    peers: tuple[tuple[int, float, int], ...] = ()
+
+
+class SpeechWaterfall(Server, tag="speech.waterfall", frozen=True):
+    """Where the time went from a speak message to its first packet, in order, for those who watch.
+
+    queued_ms: until its first step; text_ms to codec_ms: in steps that it took part in; waited_ms: between them, in
+    which others were served; delivered_ms: to this process; playout_ms: until the first packet. Not sent for what had
+    to wait for another utterance of its call."""
+
+    id: str
+    queued_ms: float
+    text_ms: float
+    prefill_ms: float
+    decode_ms: float
+    depth_ms: float
+    codec_ms: float
+    waited_ms: float
+    delivered_ms: float
+    playout_ms: float
+
+
+class DemoState(Server, tag="demo.state", frozen=True):
+    """What a server that is started for show is shown with: at the beginning, and after each change."""
+
+    load: int
+    max_load: int
+    policy: str
+    policies: tuple[str, ...]
+    loss: float
+    jitter_ms: float
+
+
 class Error(Server, tag="error", frozen=True):
     """Something was refused; the call goes on. `event` is the type of the message that was, `field` the path of the
     culprit in it, `id` the utterance's, each where there is one.
@@ -222,14 +287,16 @@ class Pong(Server, tag="pong", frozen=True):
     t: float | None = None
 
 
-ClientMessage = Speak | Stop | Say | Stats | Ping
+ClientMessage = Speak | Stop | Say | Stats | Watch | Demo | Ping
 SpeechMessage = (
     SpeechQueued | SpeechStarted | SpeechProgress | SpeechUnderrun | SpeechPaused | SpeechContinued | SpeechStopped
 )
 """What becomes of one utterance."""
 TurnMessage = SpeechSilenced | TurnStarted | TurnStopped | TurnEnded | TurnText | ReplyStarted | ReplyText | ReplyEnded
 """What becomes of a conversation."""
-ServerMessage = SessionCreated | SpeechMessage | TurnMessage | Error | Pong
+ShownMessage = View | SpeechWaterfall | DemoState
+"""How the server works, for those who watch."""
+ServerMessage = SessionCreated | SpeechMessage | TurnMessage | ShownMessage | Error | Pong
 
 _decoder = msgspec.json.Decoder(ClientMessage)
 _encoder = msgspec.json.Encoder()

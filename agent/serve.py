@@ -58,6 +58,8 @@ class ServeConfig:
     """Who answers what callers say."""
     drain: float = 10.0
     """Seconds that running utterances have after SIGTERM."""
+    demo: bool = False
+    """Callers may change load, policy and the network that they are shown with."""
 
 
 class AccessLog(AbstractAccessLogger):
@@ -90,9 +92,17 @@ async def serve(config: ServeConfig, runtime: Runtime, sock: socket.socket, tls:
     signals = caught(signal.SIGTERM, signal.SIGINT)
     app = web.Application()
     try:
-        calls = attach(app, runtime, access=config.access, limits=config.limits, answering=config.answering)
+        calls = attach(
+            app,
+            runtime,
+            access=config.access,
+            limits=config.limits,
+            answering=config.answering,
+            show=runtime if config.demo else None,
+        )
     except ValueError as error:
         raise ServeError(str(error)) from error
+    runtime.follow(calls.scene.take)
     door = Door(MonotonicClock())
     app.middlewares.append(noting(door))
     runner = web.AppRunner(

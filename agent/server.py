@@ -10,6 +10,7 @@
     POST   /v1/realtime/calls/{id}/hangup, DELETE /v1/realtime/calls/{id}    token
     POST   /v1/realtime/client_secrets    a key for one call  token
     GET    /metrics      Prometheus                           token
+    GET    /demo/trace   what was said, to be simulated; where it is for show    token
     GET    /healthz      200, or 503 while draining or down   open
     GET    /             the page and its files               open: nothing secret is in them
 
@@ -30,6 +31,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from agent import page, realtime_routes, speech_http, whep
 from agent.answering import Answering
 from agent.calls import CallLimits, CallRefused, Calls
+from agent.demo import Switchable
 from agent.guard import Access, Guard, Handler, Refusal, read_body
 from agent.offer import OfferError
 from agent.session import Engine, Session
@@ -45,14 +47,18 @@ def attach(
     limits: CallLimits | None = None,
     opened: Callable[[Session], None] = lambda session: None,
     answering: Answering | None = None,
+    show: Switchable | None = None,
 ) -> Calls:
     """Adds the routes to an application below `prefix`, and returns its calls; they end with the application.
 
     `opened` is told of every new session. `answering` says who listens and answers in every call; brain and transcriber
-    are started and closed with the application. Raises ValueError for a voice whose sample rate Opus does not take.
+    are started and closed with the application. `show`, the engine itself, lets callers change what it is shown with,
+    see agent.demo. Raises ValueError for a voice whose sample rate Opus does not take.
     """
     clock = MonotonicClock()
     calls = Calls(engine, limits, clock, opened, answering)
+    if show is not None:
+        calls.demonstrate(show)
     guard = Guard(access or Access(), clock, lambda status: calls.metrics.refused.labels(status).inc())
     routes = Routes(calls)
 
@@ -65,6 +71,8 @@ def attach(
     add("OPTIONS", "calls/{id}", guard.preflight)
     add("GET", "metrics", routes.metrics, needs_token=True)
     add("GET", "healthz", routes.healthz)
+    if show is not None:
+        add("GET", "demo/trace", routes.trace, needs_token=True)
     if answering:
         realtime_routes.add_routes(add, guard, calls)
     whep.add_routes(add, guard, calls)
@@ -120,6 +128,12 @@ class Routes:
     async def healthz(self, request: web.Request) -> web.StreamResponse:
         status = self._calls.status
         return web.json_response({"status": status}, status=200 if status == "ok" else 503)
+
+    async def trace(self, request: web.Request) -> web.StreamResponse:
+        assert self._calls.demo is not None
+        name = "attachment; filename=breezert-trace.jsonl"
+        headers = {"Content-Type": "application/jsonl", "Content-Disposition": name}
+        return web.Response(text=self._calls.demo.trace(), headers=headers)
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._calls.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -20,10 +20,12 @@ from agent.allowance import Allowance
 from agent.listener import ListenerReports
 from agent.metrics import AgentMetrics
 from agent.opus import BIT_RATE, OpusEncoder
-from agent.playout import Cue, Packet, PlayoutBuffer
+from agent.playout import Cue, CueKind, Packet, PlayoutBuffer
 from agent.protocol import (
     MAX_REASON_CHARS,
     ClientMessage,
+    Demo,
+    DemoState,
     Error,
     Ping,
     Pong,
@@ -37,14 +39,30 @@ from agent.protocol import (
     SpeechUnderrun,
     Stats,
     Stop,
+    Watch,
     decode,
 )
 from agent.saying import Utterance
+from agent.scene import Scene
+from agent.sight import Peer, Sight
 from agent.silencing import Silencing
 from agent.track import SpeechTrack
 from engine.checks import RequestError
 from engine.clock import Clock
-from engine.core import Chunk, End, ErrorCode, Failed, FinishReason, ModelSpec, Output, Playhead, Queued, Request
+from engine.core import (
+    Chunk,
+    End,
+    ErrorCode,
+    Failed,
+    Finished,
+    FinishReason,
+    ModelSpec,
+    Output,
+    Playhead,
+    Queued,
+    Request,
+)
+from engine.recorder import Ran
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +108,14 @@ class Partner(Protocol):
     def close(self) -> None:
         """The call is over."""
         ...
+
+
+class Stage(Protocol):
+    """What a session needs of a server that is started for show (demo.Demonstration)."""
+
+    def state(self, session: Session) -> DemoState: ...
+    def change(self, session: Session, wanted: Demo) -> None: ...
+    def record(self, request_id: int, request: Request, end: Finished) -> None: ...
 
 
 class Watcher(Protocol):
@@ -139,6 +165,14 @@ class Session:
         self._watchers = list[Watcher]()
         self.partner: Partner | None = None
         """Who answers here, if anybody does."""
+        self.scene: Scene | None = None
+        """Shows its client how it is served, if that is asked for."""
+        self.demo: Stage | None = None
+        self.number, self.synthetic = 0, False
+        self.loss = self.jitter = 0.0
+        """Trouble on the way to the listener, for show: a share, and seconds."""
+        self.spoil: Callable[[float, float], None] = self._note_trouble
+        self._sight: Sight | None = None
         self.pinged = False
         self._engine, self._clock, self._metrics, self._max_queued = engine, clock, metrics, max_queued
         self._loop = asyncio.get_running_loop()
@@ -158,8 +192,8 @@ class Session:
         self._stalls, self._behind = 0, 0.0
         self._listener = ListenerReports()
         self._playhead_at = self._progress_at = float("-inf")
-        self._plays = False
-        """An utterance played through the end of the last packet."""
+        self._playing: str | None = None
+        """The utterance that played through the end of the last packet."""
         self._silencing: Silencing | None = None
         """Asked for, and not sent yet."""
 
@@ -199,6 +233,8 @@ class Session:
             max_queued=self._max_queued,
         )
         self.send(created)
+        if self.demo is not None:
+            self.send(self.demo.state(self))
 
     def receive(self, data: str | bytes) -> None:
         """One message from the data channel. What cannot be taken is answered with an error event.
@@ -241,9 +277,47 @@ class Session:
                 self._say(message)
             case Stats():
                 self._listener.take(message)
+            case Watch(on=on):
+                self._watch(on)
+            case Demo():
+                self._demonstrate(message)
             case Ping(t=t):
                 self.pinged = True
                 self.send(Pong(t=t))
+
+    def _watch(self, on: bool) -> None:
+        """The client wants to see how it is served, or not any more."""
+        self._sight = Sight(self._engine.spec.samples_per_frame) if on else None
+        if on and self.scene is not None:
+            self.scene.watch()
+
+    def _demonstrate(self, wanted: Demo) -> None:
+        if self.demo is None:
+            message = "this server is not for show: start it with serve --demo"
+            self.report(Error(code=ErrorCode.BAD_REQUEST, message=message, field="type"))
+        else:
+            self.demo.change(self, wanted)
+
+    def _note_trouble(self, loss: float, jitter: float) -> None:
+        self.loss, self.jitter = loss, jitter
+
+    @property
+    def watched(self) -> bool:
+        """The client wants to be shown how it is served."""
+        return self._sight is not None
+
+    @property
+    def buffered(self) -> float:
+        """Seconds of speech that are ready."""
+        return self._buffer.buffered
+
+    def show(self, steps: Sequence[Ran], peers: Sequence[Peer]) -> None:
+        """Tells a client that watches what happened since the last time; the steps are the engine's."""
+        if self._sight is not None:
+            self._sight.take_steps(steps)
+            heard, now = self._buffer.heard(self._playing or "") / self._rate, self._clock.now()
+            for message in self._sight.told(now, heard, self.buffered, self._playing, peers):
+                self.send(message)
 
     def _say(self, say: Say) -> None:
         """A turn that was typed."""
@@ -332,6 +406,8 @@ class Session:
         self.refuse(OVER)
         if self.partner:
             self.partner.close()
+        if self.scene is not None:
+            self.scene.leave(self)
         self._cancel_all()
         self.track.stop()
         for watcher in watchers:
@@ -378,8 +454,8 @@ class Session:
         for utterance in self._live.values():
             if utterance.request_id is None and room > 0:
                 room -= 1
-                request = replace(utterance.request, follows=follows)
-                utterance.request_id = self._engine.submit(request, partial(self._deliver, utterance))
+                utterance.request = replace(utterance.request, follows=follows)
+                utterance.request_id = self._engine.submit(utterance.request, partial(self._deliver, utterance))
             if utterance.reason != FAILED:
                 follows = utterance.request_id
 
@@ -391,6 +467,8 @@ class Session:
             log.debug("the event loop is closed, an output of %s is dropped", utterance.id)
 
     def _take(self, utterance: Utterance, output: Output) -> None:
+        if isinstance(output, Finished) and self.demo is not None:
+            self.demo.record(output.request_id, utterance.request, output)
         if self._live.get(utterance.id) is not utterance:
             return  # stopped meanwhile
         if isinstance(output, Chunk):
@@ -415,6 +493,8 @@ class Session:
         now = self._clock.now()
         if utterance.take(chunk, now) and not utterance.waited:
             self._metrics.ttfa.observe(utterance.ttfa)
+        if self._sight is not None:
+            self._sight.take_chunk(utterance, chunk, now)
         self._buffer.push(utterance.id, chunk.epoch, chunk.pcm, now, chunk.slack, chunk.final, chunk.made_at)
 
     def _playhead(self, utterance: Utterance, played_samples: int, at: float, running: bool) -> None:
@@ -445,12 +525,12 @@ class Session:
 
     def _fall_silent(self, asked_at: float, noticed_at: float | None = None) -> None:
         """What plays was flushed or paused just now; a stop right after a pause changes nothing."""
-        if self._plays and self._silencing is None:
+        if self._playing is not None and self._silencing is None:
             self._silencing = Silencing(asked_at, self._clock.now(), noticed_at)
 
     def _follow_silence(self, packet: Packet) -> None:
         """Tells what falling silent took, with the first packet after the decision: the fade, or silence already."""
-        self._plays = packet.playing is not None
+        self._playing = packet.playing
         silencing, self._silencing = self._silencing, None
         if silencing is not None:
             silent_at = self._clock.now() if packet.samples.any() else silencing.flushed_at
@@ -469,6 +549,8 @@ class Session:
     def _take_cue(self, utterance: Utterance, cue: Cue) -> None:
         self._playhead(utterance, cue.played_samples, cue.at, cue.running)
         message = utterance.take_cue(cue)
+        if self._sight is not None and cue.kind is CueKind.STARTED:
+            self._sight.take_start(utterance, cue.at)
         if message is not None:
             self.send(message)
         if isinstance(message, SpeechUnderrun):

@@ -1,12 +1,13 @@
 """Turns speech probabilities into what a conversation does: pause, resume or interrupt the agent, end a user's turn.
 
-It does not know audio, words, clocks or the reply itself: every instant is an argument, every decision a plain value.
+It does not know audio, words, clocks or the reply itself: every instant is an argument, every decision a plain value;
+who knows words is a Judge.
 
 Barge-in has two steps. The first evidence of speech pauses the agent, which is what the user hears; only speech that
-lasts interrupts it for good. Without a transcript, duration is what tells an interruption from a backchannel ("mhm",
-"yeah": 0.2 to 0.45 s; Full-Duplex-Bench counts as one what is shorter than 1 s and has at most two words). Others wait
-0.5 s (LiveKit's min_duration, Tencent RTC) or 0.8 s (Hume EVI) before the agent falls silent at all; here the wait
-costs nothing audible.
+lasts interrupts it for good, or words that are known to be none of a listener's. Without a transcript, duration is what
+tells an interruption from a backchannel ("mhm", "yeah": 0.2 to 0.45 s; Full-Duplex-Bench counts as one what is shorter
+than 1 s and has at most two words), and a lone "Stop." is taken for one. Others wait 0.5 s (LiveKit's min_duration,
+Tencent RTC) or 0.8 s (Hume EVI) before the agent falls silent at all; here the wait costs nothing audible.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+MAX_QUESTIONS = 3
+"""About one burst, which may fall silent and go on more often."""
+MAX_LATE = 3
+"""Questions in a row of which the answer came too late: then no more are asked, and no pause waits for one."""
 
 
 class AgentState(StrEnum):
@@ -93,22 +99,44 @@ class TurnEnded:
 Action = Pause | Resume | Interrupt | SpeechStarted | SpeechStopped | TurnEnded
 
 
-class TurnEndModel(Protocol):
-    """Judges from words or sound whether a silent user has said all."""
+class Judge(Protocol):
+    """Knows more than durations tell: words, or what a model makes of the sound.
 
-    def probability(self, onset_at: float, ended_at: float) -> float | None:
-        """How likely the turn between these instants is over, 0 to 1; None without an opinion.
+    Asked at every frame of silence, it gives the answer that it has and never waits for a better one. At most one
+    question is open, about the last instants that it was asked for.
+    """
 
-        Asked at every frame of silence, so it gives the opinion that it has and never waits for a better one.
-        """
+    @property
+    def asking(self) -> bool:
+        """The last question is still being looked into."""
+        ...
+
+    def interrupts(self, onset_at: float, ended_at: float) -> bool:
+        """What was said over the agent between these instants is known to be more than a backchannel."""
+        ...
+
+    def over(self, onset_at: float, ended_at: float) -> float | None:
+        """How likely the turn between these instants is over, 0 to 1; None without an opinion, or none yet."""
+        ...
+
+    def drop(self) -> None:
+        """The last question does not matter any more."""
         ...
 
 
-class FixedSilence:
-    """No opinion: a turn is over after `Settings.silence`."""
+class Durations:
+    """Knows nothing but durations: short speech interrupts nobody, and a turn is over after `Settings.silence`."""
 
-    def probability(self, onset_at: float, ended_at: float) -> float | None:
+    asking = False
+
+    def interrupts(self, onset_at: float, ended_at: float) -> bool:
+        return False
+
+    def over(self, onset_at: float, ended_at: float) -> float | None:
         return None
+
+    def drop(self) -> None:
+        """Nothing is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +168,30 @@ class Settings:
     VADs lengthen a word by some 0.1 s: of 30 backchannels of 0.22 to 0.47 s, Silero lets none reach it, Earshot one."""
     max_pause: float = 1.5
     """A pause that is neither confirmed nor given up by then ends; flickering noise must not silence the agent."""
+    words_from: float = 0.15
+    """Speech over the agent that is worth asking for its words: a cough is shorter, and "no" is not."""
+    words_after: float = 0.1
+    """Silence behind it after which they are asked for, of `gap` at most: the closure of a plosive is shorter."""
+    words_wait: float = 0.5
+    """How much longer than `gap` a pause lasts, and than `silence` a turn, while the judge still looks into it."""
     silence: float = 0.5
-    """Silence that ends a turn of which the model has no opinion. OpenAI's server VAD and LiveKit wait as long."""
+    """Silence that ends a turn of which the judge has no opinion. OpenAI's server VAD and LiveKit wait as long."""
     short_silence: float = 0.3
-    """Where the model is sure that it is over."""
+    """Where the judge is sure that it is over."""
     long_silence: float = 1.5
-    """Where the model is sure that it is not."""
+    """Where the judge is sure that it is not."""
     over: float = 0.8
-    """The model is sure that the turn is over from here on."""
+    """The judge is sure that the turn is over from here on."""
     not_over: float = 0.2
-    """The model is sure that it is not over up to here."""
+    """The judge is sure that it is not over up to here."""
 
     def __post_init__(self) -> None:
         ascending("0 < leave <= enter <= sure <= 1", 0.0, self.leave, self.enter, self.sure, 1.0)
         ascending("0 <= not_over < over <= 1", -1e-9, self.not_over, self.over, 1.0)
         evidence = (self.first_evidence, self.wary_evidence, self.interruption)
         ascending("0 < first_evidence <= wary_evidence <= interruption", 0.0, *evidence)
-        ascending("0 <= wary", -1e-9, self.wary)
+        for name in ("wary", "words_from", "words_after", "words_wait"):
+            ascending(f"0 <= {name}", -1e-9, getattr(self, name))
         ascending(
             "0 < min_speech <= interruption <= max_pause", 0.0, self.min_speech, self.interruption, self.max_pause
         )
@@ -187,6 +222,10 @@ class Burst:
     interrupted: bool = False
     given_up: bool = False
     """A pause for it was too long: it may interrupt, but pauses no more."""
+    asked: bool = False
+    """The judge was asked about it up to `last_at`."""
+    questions: int = 0
+    """That it was asked until now."""
 
 
 @dataclass(slots=True)
@@ -205,15 +244,15 @@ class TurnTaking:
     `user_speaks`; instants never go back.
     """
 
-    def __init__(
-        self, frame_seconds: float, settings: Settings | None = None, model: TurnEndModel | None = None
-    ) -> None:
+    def __init__(self, frame_seconds: float, settings: Settings | None = None, judge: Judge | None = None) -> None:
         self._frame_seconds = frame_seconds
-        self._settings, self._model = settings or Settings(), model or FixedSilence()
+        self._settings, self._judge = settings or Settings(), judge or Durations()
         self._burst: Burst | None = None
         self._turn: Turn | None = None
         self._paused_at: float | None = None
         self._resumed_at = -math.inf
+        self._late = 0
+        """Answers in a row that came too late for a pause."""
 
     @property
     def paused(self) -> bool:
@@ -238,15 +277,7 @@ class TurnTaking:
             return actions + self._end_turn(heard.at)
         if voiced:
             return actions + self._weigh(self._burst, heard, agent)
-        if heard.at - self._burst.last_at >= self._settings.gap - 1e-9:
-            return actions + self._end_burst(self._burst, heard.at)
-        return actions
-
-    def confirm(self, at: float) -> list[Action]:
-        """Interrupts for what is being said, however short: a transcript ("stop") knows better than its duration."""
-        if self._burst is None or not self.paused:
-            return []
-        return self._interrupt(self._burst, at)
+        return actions + self._fall_silent(self._burst, heard.at)
 
     def _listen(self, heard: Heard) -> bool:
         """Whether the frame is speech; if so, it is counted."""
@@ -258,10 +289,22 @@ class TurnTaking:
             return False
         if burst is None:
             burst = self._burst = Burst(heard.at - self._frame_seconds, heard.at)
+        self._go_on(burst, heard.at - self._frame_seconds)
         burst.last_at = heard.at
         burst.voiced += self._frame_seconds
         burst.streak += self._frame_seconds
         return True
+
+    def _go_on(self, burst: Burst, at: float) -> None:
+        """Speech again, or still: what was asked about the part before it is out of date."""
+        if burst.asked and at - burst.last_at >= self._settings.gap - 1e-9:
+            burst.voiced = 0.0  # only the question has kept it open: what lasts is what begins now
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._burst and self._burst.asked:
+            self._burst.asked = False
+            self._judge.drop()
 
     def _close_pause(self, at: float, agent: AgentState) -> list[Action]:
         """Ends a pause that is too long, or whose reply may not be paused any more or has gone."""
@@ -269,7 +312,7 @@ class TurnTaking:
             return []
         late = at - self._paused_at >= self._settings.max_pause - 1e-9
         if agent is AgentState.SILENT:
-            self._paused_at = None
+            self._end_pause()
             return []
         if late and self._burst:
             self._burst.given_up = True
@@ -306,20 +349,58 @@ class TurnTaking:
     def _resume(self, at: float) -> list[Action]:
         if not self.paused:
             return []
-        self._paused_at, self._resumed_at = None, at
+        self._late += self._unanswered
+        self._end_pause()
+        self._resumed_at = at
         return [Resume(at)]
+
+    def _end_pause(self) -> None:
+        """Not by an interruption: what was said is of no interest any more."""
+        self._paused_at = None
+        self._forget()
 
     def _start(self, burst: Burst, at: float) -> list[Action]:
         """The burst makes a turn, or goes on with the open one."""
         if burst.started:
             return []
         burst.started = True
+        if self._turn:
+            self._judge.drop()
         self._turn = self._turn or Turn(burst.onset_at, burst.last_at)
         return [SpeechStarted(burst.onset_at, at)]
 
+    def _fall_silent(self, burst: Burst, at: float) -> list[Action]:
+        """What one more frame of silence behind a burst means."""
+        settings, silence = self._settings, at - burst.last_at + 1e-9
+        actions = self._ask(burst, at) if self.paused and self._worth_asking(burst, silence) else []
+        patience = settings.gap + (settings.words_wait if self._unanswered else 0.0)
+        return actions if silence < patience else actions + self._end_burst(burst, at)
+
+    @property
+    def _unanswered(self) -> bool:
+        """The agent stands still, and what was said meanwhile is being looked into."""
+        return self.paused and self._burst is not None and self._burst.asked and self._judge.asking
+
+    def _worth_asking(self, burst: Burst, silence: float) -> bool:
+        """Whether the judge is to be asked about it, once more if it was already."""
+        settings = self._settings
+        if silence < min(settings.words_after, settings.gap) or self._late >= MAX_LATE:
+            return burst.asked
+        lasting = burst.questions > 0 or burst.voiced >= settings.words_from - 1e-9
+        return burst.asked or (lasting and burst.questions < MAX_QUESTIONS)
+
+    def _ask(self, burst: Burst, at: float) -> list[Action]:
+        """Interrupts for what was said, however short, where its words are known to mean that."""
+        burst.questions += not burst.asked
+        burst.asked = True
+        interrupts = self._judge.interrupts(burst.onset_at, burst.last_at)
+        if not self._judge.asking:
+            self._late = 0
+        return self._interrupt(burst, at) if interrupts else []
+
     def _end_burst(self, burst: Burst, at: float) -> list[Action]:
-        self._burst = None
         actions = self._resume(at)
+        self._burst = None
         if burst.started and self._turn:
             self._turn.ended_at = burst.last_at
             actions.append(SpeechStopped(burst.last_at, at))
@@ -335,7 +416,11 @@ class TurnTaking:
     def _patience(self, turn: Turn) -> float:
         """Seconds of silence that end this turn."""
         settings = self._settings
-        probability = self._model.probability(turn.onset_at, turn.ended_at)
-        if probability is None or settings.not_over < probability < settings.over:
+        if settings.short_silence == settings.long_silence:
+            return settings.silence
+        probability = self._judge.over(turn.onset_at, turn.ended_at)
+        if probability is None:
+            return settings.silence + (settings.words_wait if self._judge.asking else 0.0)
+        if settings.not_over < probability < settings.over:
             return settings.silence
         return settings.short_silence if probability >= settings.over else settings.long_silence

@@ -12,14 +12,14 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 from aiohttp import web
 
 from agent import brain as brains
 from agent import vad as vads
-from agent.answering import Answering
+from agent.answering import NONE, Answering, check_turn_end
 from agent.calls import CallLimits, Calls
 from agent.conversation import INTERRUPTED
 from agent.guard import Access
@@ -39,6 +39,8 @@ from agent.transcribe import BoundedTranscriber, Transcriber, TranscriberConfig,
 from agent.transcribe import Function as TranscriberFunction
 from agent.trouble import SettingsError
 from agent.turn import Settings
+from agent.turn_end import TurnEnd
+from agent.words import Backchannels
 from engine.core import FinishReason
 
 log = logging.getLogger(__name__)
@@ -100,6 +102,10 @@ class VoiceAgent:
         and only what is asked for is spoken.
     transcriber: who tells what was said, likewise; None: nobody. A typed turn needs none.
     vad: who notices speech; None: nobody listens, turns are typed.
+    turn_end: makes the model of each call that judges whether a turn is over (see turn_end.py), such as SentenceEnd,
+        which goes by the words; None: turns are over after a silence.
+    backchannels: words and short phrases that do not interrupt the agent, beside those of words.py. It takes a
+        transcriber to tell them from a short "stop"; without one, all that is short does not.
 
     Hooks are called one after the other in every call, in the order of what happened, never in the middle of it; an
     async one is awaited before the next. What one raises is logged, and harms nobody. One that takes time is to be
@@ -115,7 +121,8 @@ class VoiceAgent:
         what was heard.
     on_end(call): the call is over. Nothing comes after it.
 
-    Raises SettingsError for settings that cannot hold, ImportError and ValueError for a VAD that cannot be had.
+    Raises SettingsError for settings that cannot hold, ImportError and ValueError for a VAD that cannot be had, and
+    ValueError for a backchannel of more than three words.
     """
 
     def __init__(
@@ -127,6 +134,8 @@ class VoiceAgent:
         vad: str | None = vads.usual(),
         turns: Settings | None = None,
         interruptible: bool = True,
+        turn_end: TurnEnd | None = None,
+        backchannels: Collection[str] = (),
         limits: CallLimits | None = None,
         access: Access | None = None,
         on_call: Hook | None = None,
@@ -155,10 +164,15 @@ class VoiceAgent:
         }
         if brain is None and transcriber is not None:
             raise SettingsError("a transcriber needs a brain, which answers what was said")
+        if brain is None and turn_end is not None:
+            raise SettingsError("a turn end needs a brain, which answers the turn")
+        nobody = transcriber is None or (isinstance(transcriber, TranscriberConfig) and transcriber.kind == NONE)
+        check_turn_end(turn_end, words=not nobody, listens=vad is not None)
+        Backchannels(backchannels)
         self._answering: Answering | None = None
         if brain is not None:
             made = made_brain(brain), made_transcriber(transcriber)
-            self._answering = Answering(*made, vad, turns or Settings(), interruptible)
+            self._answering = Answering(*made, vad, turns or Settings(), interruptible, turn_end, backchannels)
         self._calls: Calls | None = None
         self._told = set[asyncio.Task[None]]()
 

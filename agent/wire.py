@@ -1,4 +1,5 @@
-"""Sees what arrives on a peer's sockets: when something came, how much lies unread, and the microphone's packets.
+"""Sees what arrives on a peer's sockets: when something came, how much lies unread, and the microphone's packets. And
+can spoil what leaves them, for show.
 
 It does not know what any of it means. With closing.py it is the only file that reaches below aiortc's interface:
 neither aiortc nor aioice tells when something came (their own consent check takes 30 s to notice a silent peer, RFC
@@ -10,6 +11,7 @@ replaced.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +60,15 @@ class Wire:
                 protocol.transport.set_protocol(Tap(self, protocol))
                 self.num_sockets += 1
 
+    def spoil(self, loss: float, jitter: float) -> None:
+        """From now on this share of the media packets is lost on the way, and each of the others comes up to `jitter`
+        seconds late; none and 0 end it."""
+        for transport in _ice_transports(self._connection):
+            for protocol in transport._connection._protocols:
+                if not isinstance(protocol.transport, Spoiled):
+                    protocol.transport = Spoiled(protocol.transport)
+                protocol.transport.loss, protocol.transport.jitter = loss, jitter
+
     def touch(self) -> None:
         self.last_at = self._clock.now()
 
@@ -66,6 +77,28 @@ class Wire:
         """Whether the peer sent more of an unfinished message than the window it was given: aiortc keeps it all."""
         sctp = self._connection.sctp
         return sctp is not None and sctp._advertised_rwnd < 0
+
+
+class Spoiled:
+    """A datagram transport with a bad network behind it. What is no RTP or RTCP is spared: else there is no call at all
+    (first bytes 128 to 191: RFC 7983, section 7)."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.loss = self.jitter = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def sendto(self, data: bytes, addr: Any = None) -> None:
+        if not (data and 128 <= data[0] <= 191 and (self.loss or self.jitter)):
+            self._transport.sendto(data, addr)
+        elif random.random() >= self.loss:
+            asyncio.get_running_loop().call_later(random.random() * self.jitter, self._late, data, addr)
+
+    def _late(self, data: bytes, addr: Any) -> None:
+        if not self._transport.is_closing():
+            self._transport.sendto(data, addr)
 
 
 class Diversion:

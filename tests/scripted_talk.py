@@ -14,7 +14,7 @@ from agent.brain import BoundedBrain, ReplyLimits
 from agent.conversation import Conversation
 from agent.dialogue import Audio, UserTurn
 from agent.transcribe import TranscriberConfig, make_transcriber
-from agent.turn import Settings
+from agent.turn import Heard, Settings, TurnTaking
 
 SORRY = "Sorry, not now."
 
@@ -87,6 +87,9 @@ class Talk(Call):
         limited = BoundedBrain(brain, ReplyLimits(), greeting, SORRY)
         self.conversation = Conversation(self.session, limited, transcriber, **options)
         self.conversation.ears = self.microphone
+        self.turns: TurnTaking | None = None
+        self.heard: list[str] = []
+        """The actions of turns that were heard, by their names."""
 
     async def settle(self) -> None:
         """What can go on goes on."""
@@ -99,6 +102,23 @@ class Talk(Call):
         self.engine.finish(request)
         await self.packets(4 * frames + 4)
         await self.settle()
+
+    async def hear(self, seconds: float, probability: float) -> None:
+        """So much of equal sound on the microphone, frame by frame; between two of them goes on what can."""
+        frame = self.microphone.frame_seconds
+        for _ in range(round(seconds / frame)):
+            self.time.time += frame
+            self.listen_once(probability)
+            await self.settle()
+
+    def listen_once(self, probability: float) -> None:
+        """One frame that ends now."""
+        if self.turns is None:
+            judge = self.conversation.understanding
+            self.turns = TurnTaking(self.microphone.frame_seconds, self.microphone.settings, judge)
+        for action in self.turns.hear(Heard(probability, self.time.time), self.conversation.agent):
+            self.heard.append(type(action).__name__)
+            self.conversation.act(action)
 
     @property
     def turn_types(self) -> list[str]:

@@ -4,6 +4,7 @@ tests/golden/speech/ holds Opus clips. agent: two sentences of the embedded voic
 The others are espeak-ng 1.51, cut to the speech and scaled to an active RMS of 2000. user: `espeak-ng -s 165 -v en-us
 "Wait, stop, I meant the train on Sunday evening."`; other: `-s 165 -v en-gb+f3 "Actually, could you tell me the price
 first?"`; mhm: `-s 165 -v en-us "[[m'hm]]"`; yeah: `-s 175 -v en-us+m3 "yeah"`; uh_huh: `-s 175 -v en-us+f3 "uh huh"`.
+stop: `-s 150 -v en-us "stop"`; no: `-s 160 -v en-gb+f3 "No!"`, both shorter than what interrupts by its duration.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.echo import EchoGuard
-from agent.turn import Action, AgentState, Heard, Interrupt, Pause, Resume, Settings, TurnTaking
+from agent.turn import Action, AgentState, Heard, Interrupt, Judge, Pause, Resume, Settings, TurnTaking
 from agent.vad import SAMPLE_RATE, Vad
 
 PCM = NDArray[np.int16]
@@ -114,10 +115,11 @@ class Call:
         delay: float = 0.2,
         response: Wave | None = None,
         settings: Settings | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.vad, self.user, self.delay = vad, user, delay
         self.guard = EchoGuard(FAR_RATE)
-        self.turns = TurnTaking(vad.frame_samples / SAMPLE_RATE, settings)
+        self.turns = TurnTaking(vad.frame_samples / SAMPLE_RATE, settings, judge)
         self.state = AgentState.SPEAKING if speaks else AgentState.SILENT
         self.actions: list[Action] = []
         self.heard: list[Heard] = []
@@ -134,17 +136,26 @@ class Call:
 
     def run(self) -> list[Action]:
         """All of the user's sound, frame by frame; the actions, of which the instants count from its start."""
-        size = self.vad.frame_samples
-        for start in range(0, self.user.size - size + 1, size):
-            at = (start + size) / SAMPLE_RATE
-            while (self._sent + 1) * PACKET_SECONDS <= at:
-                self._send()
-            frame = int16(self.user[start : start + size] + self._echo[start : start + size])
-            echo = self.guard.likelihood(frame, START_AT + at)
-            self.heard.append(Heard(self.vad.probability(frame), at, echo))
-            for action in self.turns.hear(self.heard[-1], self.state):
-                self._follow(action)
+        for start in self.starts:
+            self.hear(start)
         return self.actions
+
+    @property
+    def starts(self) -> range:
+        """Of all frames, in samples."""
+        return range(0, self.user.size - self.vad.frame_samples + 1, self.vad.frame_samples)
+
+    def hear(self, start: int) -> None:
+        """One frame, after those before it."""
+        size = self.vad.frame_samples
+        at = (start + size) / SAMPLE_RATE
+        while (self._sent + 1) * PACKET_SECONDS <= at:
+            self._send()
+        frame = int16(self.user[start : start + size] + self._echo[start : start + size])
+        echo = self.guard.likelihood(frame, START_AT + at)
+        self.heard.append(Heard(self.vad.probability(frame), at, echo))
+        for action in self.turns.hear(self.heard[-1], self.state):
+            self._follow(action)
 
     def _follow(self, action: Action) -> None:
         self.actions.append(action)

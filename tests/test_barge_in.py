@@ -6,10 +6,18 @@ depends on what was decided. What the clips are is said in sounds.py.
 
 from __future__ import annotations
 
-import pytest
-from sounds import Call, clip, cough, final, kinds, level, noise, onset, placed
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 
+import pytest
+from sounds import PCM, SAMPLE_RATE, Call, Wave, clip, cough, final, int16, kinds, level, noise, onset, placed
+from test_transcribe import model
+
+from agent.ears import AFTER, BEFORE
+from agent.transcribe import BoundedTranscriber, TranscriberConfig, make_transcriber
 from agent.turn import Interrupt, Pause, Resume, SpeechStarted, TurnEnded
+from agent.understanding import Understanding
 from agent.vad import EARSHOT, SILERO, make
 
 VADS = pytest.mark.parametrize("name", [SILERO, EARSHOT])
@@ -87,6 +95,55 @@ def test_a_backchannel_over_the_echo_does_not_end_the_reply(name: str, words: st
     call.run()
     assert final(call.actions) == "Resume"
     assert "SpeechStarted" not in kinds(call.actions)
+
+
+__all__ = ["model"]
+"""The fixture of a real Whisper."""
+
+
+@pytest.fixture
+async def whisper(model: Path) -> AsyncIterator[BoundedTranscriber]:
+    transcriber = make_transcriber(TranscriberConfig("faster-whisper", model=str(model), language="en", seconds=120))
+    await transcriber.start()
+    yield transcriber
+    await transcriber.close()
+
+
+async def judged(call_for: Wave, transcriber: BoundedTranscriber) -> list[str]:
+    """What becomes of a reply over which this is said, with time standing still while it is transcribed."""
+    user = placed(SPEAKS_AT + 2, (SPEAKS_AT, call_for))
+
+    def audio(onset_at: float, ended_at: float) -> PCM:
+        return int16(user[round((onset_at - BEFORE) * SAMPLE_RATE) : round((ended_at + AFTER) * SAMPLE_RATE)])
+
+    understanding = Understanding(transcriber, audio)
+    call = Call(make(SILERO), user, judge=understanding)
+    for start in call.starts:
+        call.hear(start)
+        while understanding.asking:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0.01)
+    understanding.close()
+    return kinds(call.actions)
+
+
+async def test_a_short_word_interrupts_where_whisper_knows_it_and_a_backchannel_does_not(
+    whisper: BoundedTranscriber,
+) -> None:
+    for words in ("stop", "no"):
+        assert await judged(clip(words), whisper) == [
+            "Pause",
+            "Interrupt",
+            "SpeechStarted",
+            "SpeechStopped",
+            "TurnEnded",
+        ]
+    for words in ("mhm", "yeah", "uh_huh"):
+        assert await judged(clip(words), whisper) == ["Pause", "Resume"]
+
+
+@pytest.mark.parametrize("words", ["stop", "no"])
+def test_without_words_the_same_does_not(words: str) -> None:
+    assert kinds(Call(make(SILERO), placed(SPEAKS_AT + 2, (SPEAKS_AT, clip(words)))).run()) == ["Pause", "Resume"]
 
 
 @VADS

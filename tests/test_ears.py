@@ -11,9 +11,22 @@ import numpy as np
 import pytest
 from sounds import FAR_RATE, Wave, clip, cough, int16, noise
 
-from agent.ears import MAX_TURN_SECONDS, QUIET_SECONDS, Ears
+from agent.dialogue import Audio
+from agent.ears import AFTER, BEFORE, MAX_TURN_SECONDS, QUIET_SECONDS, Ears
 from agent.opus import OpusEncoder
-from agent.turn import Action, AgentState, Interrupt, Pause, Resume, Settings, SpeechStarted, SpeechStopped, TurnEnded
+from agent.turn import (
+    Action,
+    AgentState,
+    Durations,
+    Interrupt,
+    Judge,
+    Pause,
+    Resume,
+    Settings,
+    SpeechStarted,
+    SpeechStopped,
+    TurnEnded,
+)
 from agent.vad import EARSHOT, SILERO
 
 RATE = 48_000
@@ -32,9 +45,17 @@ class Ticking:
 class Room:
     """Somebody with a microphone, and an agent that stands still or speaks."""
 
-    def __init__(self, executor: Executor, vad: str = SILERO, state: AgentState = AgentState.SILENT) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        vad: str = SILERO,
+        state: AgentState = AgentState.SILENT,
+        judge: Judge | None = None,
+    ) -> None:
         self.clock, self.state, self.actions = Ticking(), state, list[Action]()
-        self.ears = Ears(executor, self.clock, FAR_RATE, self.actions.append, lambda: self.state, vad_name=vad)
+        self.ears = Ears(
+            executor, self.clock, FAR_RATE, self.actions.append, lambda: self.state, vad_name=vad, judge=judge
+        )
         self.encoder, self.sequence = OpusEncoder(RATE), 0
 
     async def hear(self, wave: Wave) -> None:
@@ -93,6 +114,32 @@ async def test_a_cough_over_the_agent_interrupts_nothing(executor: Executor) -> 
     await room.hear(np.concatenate([noise(1.0), cough(), noise(2.0)]))
     assert Interrupt not in room.kinds
     assert room.kinds.count(Pause) == room.kinds.count(Resume)
+    room.ears.close()
+
+
+class Sure(Durations):
+    """Takes whatever is said over the agent for an interruption, and keeps what was heard of it."""
+
+    ears: Ears
+    heard: Audio
+
+    def interrupts(self, onset_at: float, ended_at: float) -> bool:
+        self.heard = self.ears.audio(onset_at, ended_at)
+        return True
+
+
+@pytest.mark.parametrize("retuned", [False, True])
+async def test_a_judge_interrupts_for_a_short_word_and_may_hear_it_by_then(executor: Executor, retuned: bool) -> None:
+    judge = Sure()
+    room = Room(executor, state=AgentState.SPEAKING, judge=judge)
+    judge.ears = room.ears
+    if retuned:
+        room.ears.retune(Settings())
+    said = clip("stop")
+    await room.hear(np.concatenate([noise(1.0), said, noise(0.2)]))
+    assert room.kinds == [Pause, Interrupt, SpeechStarted]
+    around = BEFORE + AFTER + 0.1  # what a VAD adds
+    assert said.size / 16_000 < judge.heard.size / 16_000 < said.size / 16_000 + around
     room.ears.close()
 
 

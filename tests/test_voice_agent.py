@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
@@ -24,6 +25,7 @@ from agent.client import Client
 from agent.protocol import (
     ReplyEnded,
     ReplyText,
+    SpeechContinued,
     SpeechProgress,
     SpeechStarted,
     SpeechStopped,
@@ -31,6 +33,8 @@ from agent.protocol import (
     TurnText,
 )
 from agent.transcribe import TranscriberConfig
+from agent.turn import Judge, Settings
+from agent.turn_end import TurnEndModel, TurnSoFar
 from agent.voice_agent import MAX_WAITING, Call, Told, VoiceAgent
 
 HOOKS = ("on_call", "on_turn_started", "on_text", "on_reply", "on_heard", "on_interrupted", "on_end")
@@ -56,9 +60,10 @@ class Notes:
         self.calls.append(call)
         self._more.set()
 
-    async def until(self, name: str) -> None:
+    async def until(self, *begin: str) -> None:
+        """There is a line that begins so."""
         async with asyncio.timeout(WITHIN):
-            while not any(line[0] == name for line in self.lines):
+            while not any(line[: len(begin)] == begin for line in self.lines):
                 self._more.clear()
                 await self._more.wait()
 
@@ -126,6 +131,57 @@ async def test_a_turn_that_is_spoken_is_told(engine: ScriptedRuntime) -> None:
         await client.told(ReplyEnded)
     assert notes.lines[0] == ("on_turn_started",)
     assert notes.lines[-2:] == [("on_text", "3 seconds"), ("on_reply", "So: 3 seconds.")]
+
+
+@pytest.mark.parametrize(("words", "text", "becomes"), [("stop", "Stop!", "stopped"), ("mhm", "Mm-hmm.", "continued")])
+async def test_a_short_word_over_a_reply_interrupts_it_for_what_it_says(
+    engine: ScriptedRuntime, words: str, text: str, becomes: str
+) -> None:
+    notes = Notes()
+    agent = VoiceAgent(
+        engine,
+        brain=lambda text: f"{text * 40}. And more of that.",
+        transcriber=lambda audio: text,
+        turns=Settings(words_wait=30.0, max_pause=60.0),  # however busy the machine is
+        on_text=notes.hook("on_text"),
+    )
+    async with mounted(agent) as url, Client.connect(url) as client:
+        client.say("abc ")
+        await client.told(SpeechProgress)
+        continued = asyncio.create_task(client.told(SpeechContinued))
+        await client.send_microphone(int16(clip(words, 24_000)), 24_000)
+        if becomes == "continued":
+            await continued
+            client.stop()
+        else:
+            await notes.until("on_text", text)
+            assert not continued.done()
+    await asyncio.gather(continued, return_exceptions=True)
+    assert notes.lines == [("on_text", "abc "), ("on_text", text)][: 2 if becomes == "stopped" else 1]
+
+
+async def test_every_call_has_a_turn_end_model_of_its_own_and_the_apps_backchannels(engine: ScriptedRuntime) -> None:
+    asked, made = asyncio.Event(), list[object]()
+
+    def make() -> TurnEndModel:
+        async def judge(turn: TurnSoFar) -> None:
+            if await turn.text() == "Amen.":
+                asked.set()
+
+        made.append(judge)
+        return judge
+
+    agent = VoiceAgent(engine, brain=str.upper, transcriber=lambda audio: "Amen.", turn_end=make, backchannels=["amen"])
+    async with mounted(agent) as url, Client.connect(url), Client.connect(url):
+        assert len(set(map(id, made))) == 2
+        conversation: Any = agent.calls.sessions[0].partner
+        conversation.ears.audio = lambda onset_at, ended_at: np.ones(8000, np.int16)
+        judge: Judge = conversation.understanding
+        async with asyncio.timeout(WITHIN):
+            judge.over(1.0, 1.5)
+            await asked.wait()
+        assert not judge.interrupts(1.0, 1.5)
+        assert not judge.asking, "it is known, and a listener's word"
 
 
 async def test_an_interrupted_reply_is_told_once_with_what_was_heard(engine: ScriptedRuntime) -> None:

@@ -12,6 +12,8 @@ const CLIENT = {
     "jitter_buffer_delay?", "jitter_buffer_emitted_count?", "concealed_samples?", "silent_concealed_samples?",
     "total_samples_received?", "packets_lost?", "jitter?", "round_trip_time?"
   ],
+  "watch": ["on"],
+  "demo": ["load?", "policy?", "loss?", "jitter_ms?"],
   "ping": ["t?"]
 };
 
@@ -32,6 +34,12 @@ const SERVER = {
   "reply.started": ["id"],
   "reply.text": ["id", "text"],
   "reply.ended": ["id", "reason", "heard"],
+  "view": ["at", "heard_ms", "buffered_ms", "playing?", "chunks?", "steps?", "peers?"],
+  "speech.waterfall": [
+    "id", "queued_ms", "text_ms", "prefill_ms", "decode_ms", "depth_ms", "codec_ms", "waited_ms", "delivered_ms",
+    "playout_ms"
+  ],
+  "demo.state": ["load", "max_load", "policy", "policies", "loss", "jitter_ms"],
   "error": ["code", "message", "id?", "event?", "field?", "retry_after_ms?"],
   "pong": ["t?"]
 };
