@@ -29,6 +29,7 @@ AUDIBLE = 0.003
 """-50 dB of full scale: below it lies only what the Opus decoder makes of silence."""
 QUANTUM_MS = 128 / 48
 """The audio thread's block of 128 samples, for which browser.js gives one amplitude."""
+CONNECTED = "#status:not([data-phase=idle], [data-phase=connecting])"
 CALL_WITHIN_MS = 15_000
 SPEECH_WITHIN_MS = 60_000
 PROBE = Path(__file__).with_suffix(".js")
@@ -175,9 +176,8 @@ class Listener:
     async def connect(self) -> None:
         """Returns once the call is ready. Raises BrowserError with what the page says where there is none."""
         await self.page.click("#connect")
-        either = "#status[data-phase=ready], #problem:visible, #token-form:visible"
-        await self.page.wait_for_selector(either, timeout=CALL_WITHIN_MS)
-        if not await self.page.is_visible("#status[data-phase=ready]"):
+        await self.page.wait_for_selector(f"{CONNECTED}, #problem:visible, #token-form:visible", timeout=CALL_WITHIN_MS)
+        if not await self.page.is_visible(CONNECTED):  # ready, or speaking already
             raise BrowserError(await self.page.inner_text("#problem:visible, #token-form:visible"))
 
     async def hang_up(self) -> None:

@@ -6,12 +6,23 @@ const READY_WITHIN_MS = 10_000;
 const SILENT_SERVER_MS = 5_000;
 const EVERY_MS = 1_000;
 
-/** Why a call could not be made or ended: `message` says what happened, `advice` what to do about it. */
+/**
+ * Why a call could not be made or ended. `code` names the texts of what happened and what to do: problem.CODE. `values`
+ * go into them; `said` are the server's own words, and `again` the seconds after which it wants to be asked again.
+ */
 export class CallError extends Error {
-  constructor(message, advice, { needsToken = false } = {}) {
-    super(message);
-    this.advice = advice;
-    this.needsToken = needsToken;
+  constructor(code, { said = "", again = null, ...values } = {}) {
+    super(said || code);
+    Object.assign(this, { code, said, again, values });
+  }
+
+  get needsToken() {
+    return this.code === "token";
+  }
+
+  /** Whether there was a call, which would come back with the server. */
+  get comesBack() {
+    return this.code === "ended" || this.code === "gone";
   }
 }
 
@@ -24,6 +35,7 @@ export class Call extends EventTarget {
   #peer = new RTCPeerConnection({ iceServers: [] });
   #channel = this.#peer.createDataChannel(CHANNEL);
   #receiver;
+  #sender;
   #microphone;
   #abort = new AbortController();
   #ready = Promise.withResolvers();
@@ -40,15 +52,15 @@ export class Call extends EventTarget {
     this.#microphone = microphone;
     const [track] = microphone?.getAudioTracks() ?? [];
     const direction = track ? "sendrecv" : "recvonly";
-    this.#receiver = this.#peer.addTransceiver(track ?? "audio", { direction }).receiver;
+    ({ receiver: this.#receiver, sender: this.#sender } = this.#peer.addTransceiver(track ?? "audio", { direction }));
     this.#ready.promise.catch(() => {}); // connect() reports it; a call that ends before must not be "unhandled"
     this.#channel.onmessage = ({ data }) => this.#receive(data);
     this.#channel.onclose = () => {
       this.#path = null; // the server has no such call any more
-      this.#end(new CallError("The server ended the call.", "It may be shutting down: press Connect to try again."));
+      this.#end(new CallError("ended"));
     };
     this.#peer.onconnectionstatechange = () => {
-      if (this.#peer.connectionState === "failed") this.#end(unreachable());
+      if (this.#peer.connectionState === "failed") this.#end(new CallError(this.#pongAt ? "gone" : "unreachable"));
     };
   }
 
@@ -58,7 +70,7 @@ export class Call extends EventTarget {
 
   /** Resolves once the server has introduced itself. Rejects with CallError. */
   async connect() {
-    const late = setTimeout(() => this.#end(this.#path ? unreachable() : unanswered()), READY_WITHIN_MS);
+    const late = setTimeout(() => this.#end(new CallError(this.#path ? "unreachable" : "unanswered")), READY_WITHIN_MS);
     try {
       await this.#peer.setLocalDescription(); // no waiting for candidates: the server learns ours from our packets
       const answer = await this.#offer(this.#peer.localDescription);
@@ -70,7 +82,7 @@ export class Call extends EventTarget {
       this.#tick(); // at once: from its first ping on, the server notices sooner that a page has gone
       this.#timer = setInterval(() => this.#tick(), EVERY_MS);
     } catch (error) {
-      this.#end(error instanceof CallError ? error : strange(error));
+      this.#end(error instanceof CallError ? error : new CallError("strange", { said: error.message }));
       await this.#ready.promise; // the first reason counts
     } finally {
       clearTimeout(late);
@@ -79,6 +91,13 @@ export class Call extends EventTarget {
 
   send(type, fields) {
     if (this.#channel.readyState === "open") this.#channel.send(encode(type, fields));
+  }
+
+  /** Another microphone; it ends with the call at once, for replaceTrack may never settle then. */
+  async replaceMicrophone(stream) {
+    for (const old of this.#microphone?.getTracks() ?? []) old.stop();
+    this.#microphone = stream;
+    await this.#sender.replaceTrack(stream.getAudioTracks()[0]).catch((e) => this.#over || Promise.reject(e));
   }
 
   /** Also right for a page that is going away: the request outlives it. */
@@ -96,7 +115,7 @@ export class Call extends EventTarget {
         signal: this.#abort.signal,
       });
     } catch {
-      throw unanswered();
+      throw new CallError("unanswered");
     }
     if (!response.ok) throw await refusal(response);
     return response.json();
@@ -115,7 +134,7 @@ export class Call extends EventTarget {
 
   async #tick() {
     if (performance.now() - this.#pongAt > SILENT_SERVER_MS)
-      return this.#end(unanswered());
+      return this.#end(new CallError("gone"));
     this.send("ping", { t: performance.now() });
     const stats = listenerStats(await this.#peer.getStats());
     if (this.#over) return;
@@ -130,7 +149,7 @@ export class Call extends EventTarget {
     this.#abort.abort();
     for (const track of this.#microphone?.getTracks() ?? []) track.stop();
     this.#tellServer().finally(() => this.#peer.close()); // closed first, the server would find no call to delete
-    this.#ready.reject(reason ?? new CallError("The call was hung up.", ""));
+    this.#ready.reject(reason ?? new CallError("ended"));
     this.dispatchEvent(new CustomEvent("end", { detail: reason }));
   }
 
@@ -164,15 +183,15 @@ async function refusal(response) {
   const again = response.headers.get("Retry-After");
   switch (response.status) {
     case 401:
-      return new CallError("The server does not accept this token.", "Enter the one it was started with.", { needsToken: true });
+      return new CallError("token");
     case 403:
     case 421:
-      return new CallError("The server refused this page's address.", `Open the page at the address that the server printed. ${said}`);
+      return new CallError("address", { detail: said });
     case 429: // too many requests
     case 503: // no line, no voice, or about to end: the server says which
-      return new CallError(said || "The server is busy.", `Try again in ${/^\d+$/.test(again) ? `${again}\u00a0s` : "a moment"}.`);
+      return new CallError("busy", { said, again: /^\d+$/.test(again) ? Number(again) : null });
     default:
-      return new CallError(`The server refused the call (${response.status}).`, said || "Reload the page and try again.");
+      return new CallError("refused", { said, status: response.status });
   }
 }
 
@@ -185,19 +204,4 @@ async function reasonOf(response) {
   } catch {
     return text.length < 300 && !text.includes("<") ? text : ""; // a proxy answers with a page of its own
   }
-}
-
-function unanswered() {
-  return new CallError("The server does not answer.", "Check that breezert serve is still running, then connect again.");
-}
-
-function unreachable() {
-  return new CallError(
-    "No sound can get through.",
-    "The server answered, but UDP between this browser and it is blocked: check firewalls, VPNs and containers on the way.",
-  );
-}
-
-function strange(error) {
-  return new CallError("The call could not be set up.", `Reload the page and try again. (${error.message})`);
 }

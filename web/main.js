@@ -1,54 +1,85 @@
 // The page: what its buttons do and how a call's state reads. Knows nothing of WebRTC (call.js) or of samples (meter.js).
 
 import { Call } from "./call.js";
-import { Meter } from "./meter.js";
+import { Demo } from "./demo.js";
+import { example } from "./example.js";
+import { Meter, wake } from "./meter.js";
+import { Microphone, devices, seemsThere } from "./microphone.js";
+import { Line } from "./plots.js";
+import { LANGUAGES, choose, fill, known, language, number, tell } from "./texts.js";
+import { Timeline } from "./timeline.js";
+import { Transcript, spell } from "./transcript.js";
+import { Waterfall } from "./waterfall.js";
+
+const EXAMPLE = // English, as the embedded voice is
+  "Hello! I am a small voice, and every frame of this sentence was made while you listened.";
+const INTERRUPTED_MS = 2_500; // how long the word stands, unless something happens before
+const RETRY_MS = [500, 1_000, 2_000, 3_000]; // and so on
+const SUMMARY_MS = 2_000;
 
 const element = (id) => document.getElementById(id);
 const sound = element("sound");
-const meter = new Meter(element("meter"));
-const SHOWN = 5; // utterances in the list
-const OVER = { end: "said", length: "too long, cut at", cancelled: "stopped at", failed: "failed at" };
+const agentMeter = new Meter(element("level-agent"), element("connect"));
+const yourMeter = new Meter(element("level-you"));
+const microphone = new Microphone();
+const transcript = new Transcript(element("utterances"));
+const timeline = new Timeline(element("timeline"));
+const waterfall = new Waterfall(element("waterfall"));
+const lines = {
+  delay: new Line(element("line-delay"), "stats.delay", "ms", 100),
+  concealed: new Line(element("line-concealed"), "stats.concealed", "ms", 40),
+  trip: new Line(element("line-trip"), "stats.trip", "ms", 20),
+  lost: new Line(element("line-lost"), "stats.lost", "", 5),
+};
+const demo = new Demo({
+  send: (fields) => call?.send("demo", fields),
+  speak: (text) => speakText(text),
+  stop: () => call?.send("stop"),
+  measure: (then) => agentMeter.timeToSilence(then),
+  speaking: () => speaking(),
+  pending: () => transcript.pending.length > 0,
+  download,
+});
 
 let token = null;
 let call = null;
 let asking = false; // for the microphone
-let listening = false; // the user has the turn
 let phase = "idle"; // idle, connecting, ready
+let back = null; // {timer, tries}: while the page waits for its server to come back
+let turn = null; // hearing, thinking, paused, or null
+let interrupted = null; // {ms, timer}: fallen silent a moment ago
 let voice = null; // session.created of the last call
 let asked = 0;
-let utterances = []; // of this call, newest first: {id, text, waited, state, detail, underruns, wait?}
 let readings = {};
 let last = null; // the stats before
+let problem = null; // {what, advice}: what gives their words
+let hint = null; // the key of its text
+let touched = false; // the user has chosen whether to use the microphone
 
-// ---- the call -------------------------------------------------------------------------------------------------
+// ---- the call ---------------------------------------------------------
 
 /** Starts a call; `afterwards` runs once it is ready. Must be called inside a click: play() is. */
-async function connect(afterwards = () => {}) {
+async function connect(afterwards = () => {}, { again = false } = {}) {
   if (call || asking) return;
-  meter.wake();
-  let microphone = null;
-  asking = true;
+  wake();
+  sound.srcObject = new MediaStream();
+  sound.play().catch(() => {}); // in the click: behind the question for a microphone Safari may refuse it
+  if (!again) forgive();
+  const stream = element("microphone").checked ? await openMicrophone() : null;
   try {
-    if (element("microphone").checked) microphone = await openMicrophone();
-  } finally {
-    asking = false;
-  }
-  try {
-    call = new Call(token, microphone);
+    call = new Call(token, stream);
   } catch (error) {
-    for (const track of microphone?.getTracks() ?? []) track.stop();
-    complain("This browser cannot make the call.", `Use a current browser, with WebRTC allowed. (${error.message})`);
-    return;
+    for (const track of stream?.getTracks() ?? []) track.stop();
+    return complain("browser", { detail: error.message });
   }
   const mine = call;
   mine.addEventListener("message", ({ detail }) => call === mine && receive(detail));
-  mine.addEventListener("stats", ({ detail }) => call === mine && showDelay(detail));
-  mine.addEventListener("end", ({ detail }) => call === mine && ended(detail));
-  meter.wake();
-  meter.listen(mine.track);
+  mine.addEventListener("stats", ({ detail }) => call === mine && measure(detail));
+  mine.addEventListener("end", ({ detail }) => call === mine && ended(detail, again));
+  agentMeter.listen(mine.track);
+  if (stream) yourMeter.listen(stream.getAudioTracks()[0]);
   sound.srcObject = new MediaStream([mine.track]);
   play();
-  forget();
   phase = "connecting";
   render();
   try {
@@ -57,199 +88,372 @@ async function connect(afterwards = () => {}) {
     if (error.needsToken) askForToken(afterwards);
     return; // "end" has said the rest
   }
-  phase = "ready";
-  render();
+  begin(again);
   afterwards();
+}
+
+/** The call is ready. */
+function begin(again) {
+  forget();
+  phase = "ready";
+  hint = again ? "back" : hint;
+  timeline.begin();
+  call.send("watch", { on: !document.hidden });
+  listDevices();
+  render();
 }
 
 /** The user's voice; null, with a word of why, where there is none: the call is then for listening only. */
 async function openMicrophone() {
+  asking = true;
+  render();
   try {
-    return await navigator.mediaDevices.getUserMedia({ audio: { echoCancellation: true, noiseSuppression: true } });
-  } catch ({ name }) {
-    const denied = name === "NotAllowedError";
-    complain(
-      denied ? "The microphone is not allowed here." : "There is no microphone.",
-      `You can listen and type. ${denied ? "Allow it in the address bar and connect again." : "Plug one in and connect again."}`,
-    );
+    const stream = await microphone.open(element("input").value);
+    hint = null;
+    return stream;
+  } catch ({ code }) {
+    hint = code;
     return null;
+  } finally {
+    asking = false;
   }
 }
 
-function ended(reason) {
+function ended(reason, again) {
   call = null;
-  listening = false;
   phase = "idle";
+  turn = null;
+  calm();
+  microphone.close();
   sound.srcObject = null;
-  meter.rest();
+  agentMeter.rest();
+  yourMeter.rest();
+  timeline.end();
+  demo.take(null);
   element("refused").hidden = true;
-  for (const utterance of pending()) settle(utterance, "over", "call ended");
-  if (reason && (token || !reason.needsToken)) complain(reason.message, reason.advice);
+  for (const utterance of transcript.pending)
+    Object.assign(utterance, { state: "over", detail: () => tell("said.call_ended"), known: true });
+  if (reason?.comesBack || (again && ["unanswered", "unreachable"].includes(reason?.code))) returnLater();
+  else stay();
+  if (reason && (token || !reason.needsToken)) explain(reason);
   render();
 }
 
 function play() {
   element("refused").hidden = true;
-  meter.wake();
+  wake();
   sound.play().catch(({ name }) => {
     element("refused").hidden = name !== "NotAllowedError" || !call; // AbortError: hung up before it could start
   });
 }
 
+// ---- a server that was gone -------------------------------------------
+
+/** Asks until it answers, and calls again. */
+function returnLater() {
+  const tries = back ? back.tries + 1 : 0;
+  back = { tries, timer: setTimeout(lookForServer, RETRY_MS[Math.min(tries, RETRY_MS.length - 1)]) };
+}
+
+async function lookForServer() {
+  const answer = await fetch("healthz", { cache: "no-store" }).catch(() => null);
+  if (!back) return;
+  if (!answer?.ok) return returnLater();
+  connect(() => {}, { again: true });
+}
+
+/** No longer waits for the server. */
+function stay() {
+  clearTimeout(back?.timer);
+  back = null;
+}
+
+// ---- what the server says ---------------------------------------------
+
 function receive(message) {
-  const utterance = utterances.find(({ id }) => id === message.id) ?? unasked(message);
+  const utterance = transcript.find(message.id) ?? unasked(message);
   switch (message.type) {
     case "session.created":
       voice = message;
       break;
+    case "view":
+      return timeline.take(message); // ten times a second, and nothing else on the page changes with it
     case "speech.queued":
-      Object.assign(utterance, { state: "waiting", detail: `waits ${about(message.wait_ms)}`, wait: message.wait_ms });
+      Object.assign(utterance, { state: "waiting", wait: message.wait_ms });
+      utterance.detail = () => tell("said.waits", { wait: about(message.wait_ms) });
       break;
     case "speech.started":
-      Object.assign(utterance, { state: "speaking", detail: "speaking" });
+      calm();
+      turn = null;
+      Object.assign(utterance, { state: "speaking", detail: () => tell("said.speaking") });
       if (!utterance.waited) readings.ttfa = message.ttfa_ms;
       break;
     case "speech.progress":
       Object.assign(readings, { heard: message.heard_ms, buffered: message.buffered_ms });
       utterance.underruns = message.underruns;
+      transcript.hear(utterance, message.heard_ms);
       break;
     case "speech.underrun":
       readings.heard = message.heard_ms;
       utterance.underruns = message.underruns;
+      timeline.stutter(message.missed_ms);
       break;
     case "speech.paused":
-      Object.assign(utterance, { detail: "paused" });
+      turn = turn === "hearing" ? turn : "paused";
+      utterance.detail = () => tell("said.paused");
       break;
     case "speech.continued":
-      Object.assign(utterance, { detail: "speaking" });
+      turn = turn === "paused" ? null : turn;
+      calm();
+      utterance.detail = () => tell("said.speaking");
       break;
-    case "turn.started":
-      listening = true;
-      break;
-    case "turn.ended":
-      listening = false;
-      break;
-    case "turn.text":
-      utterances.unshift({ id: `t${++asked}`, text: message.text, state: "over", detail: "you", underruns: 0 });
-      break;
-    case "reply.text":
-      utterances.unshift({ id: message.id, text: message.text, waited: true, state: "waiting", detail: "waiting", underruns: 0 });
+    case "speech.silenced":
+      silenced(message.flush_ms + message.wire_ms + (message.turn_ms ?? 0));
       break;
     case "speech.stopped":
       Object.assign(readings, { heard: message.heard_ms, buffered: 0 });
       utterance.underruns = message.underruns ?? 0;
-      settle(utterance, message.reason === "failed" ? "failed" : "over", endWords(message));
+      transcript.stop(utterance, message);
+      if (message.reason !== "end") timeline.drop(message.id);
+      if (turn === "paused") turn = null;
+      break;
+    case "speech.waterfall":
+      waterfall.take(message, { trip: readings.trip, jitter: readings.delay });
+      break;
+    case "turn.started":
+      turn = "hearing";
+      break;
+    case "turn.ended":
+      turn = "thinking";
+      break;
+    case "turn.text":
+      transcript.add(`t${++asked}`, message.text, { who: "user", state: "over", detail: () => "" });
+      break;
+    case "reply.text":
+      transcript.add(message.id, message.text, { waited: true });
+      break;
+    case "reply.ended":
+      if (turn === "thinking") turn = null;
+      break;
+    case "demo.state":
+      demo.take(message);
       break;
     case "error":
-      settle(utterance, "failed", "not said");
-      complain(message.message, adviceFor(message));
+      if (turn === "thinking") turn = null;
+      Object.assign(utterance, { state: "failed", detail: () => tell("said.not_said") });
+      complainOf(message);
   }
   render();
 }
 
 /** An application may speak of its own accord. */
 function unasked({ type, id }) {
-  const utterance = { id, text: "(the server's own words)", underruns: 0 };
-  if (type === "speech.queued" || type === "speech.started") utterances.unshift(utterance);
-  return utterance;
+  if (type === "speech.queued" || type === "speech.started")
+    return transcript.add(id, tell("said.unasked"), { unasked: true });
+  return { id, text: "", underruns: 0 };
 }
 
+/** It fell silent, which took so long. */
+function silenced(ms) {
+  readings.stopped = ms;
+  timeline.cut(ms);
+  calm();
+  interrupted = { ms, timer: setTimeout(() => (calm(), render()), INTERRUPTED_MS) };
+}
+
+function calm() {
+  clearTimeout(interrupted?.timer);
+  interrupted = null;
+}
+
+// ---- what the user wants ----------------------------------------------
+
 function speak() {
-  const text = element("text").value.trim();
-  const waited = pending().length > 0;
-  const utterance = { id: `u${++asked}`, text, waited, state: "waiting", detail: "waiting", underruns: 0 };
+  speakText(element("text").value.trim());
+}
+
+function speakText(text) {
+  const waited = transcript.pending.length > 0;
+  const id = `u${++asked}`;
   try {
-    call.send("speak", { id: utterance.id, text: utterance.text });
+    call.send("speak", { id, text, ...wishes() });
   } catch (error) {
-    return complain("This text is too long for one message.", `Shorten it, or say it in parts. (${error.message})`);
+    return complain("too_large", { detail: error.message });
   }
-  element("problem").hidden = true;
+  forgive();
+  calm();
   if (!waited)
-    meter.timeToSound((elapsed) => {
+    agentMeter.timeToSound((elapsed) => {
       readings.firstSound = elapsed;
       render();
     });
-  utterances.unshift(utterance);
+  transcript.add(id, text, { waited });
   render();
+}
+
+/** What differs from the voice's own way. */
+function wishes() {
+  const filled = (id) => (element(id).validity.valid && element(id).value.trim()) || undefined;
+  const numeral = (id) => (filled(id) === undefined ? undefined : Number(filled(id)));
+  const instruction = element("instruction-field").hidden ? undefined : filled("instruction");
+  return { seed: numeral("seed"), temperature: numeral("temperature"), speaker: filled("speaker"), instruction };
 }
 
 /** What is typed as if it had been said: the agent answers. */
 function say() {
+  forgive();
+  turn = "thinking";
   call.send("say", { text: element("text").value.trim() });
+  render();
 }
 
 function stop() {
   call.send("stop"); // the server answers with a speech.stopped for each that is pending
 }
 
-const pending = () => utterances.filter(({ state }) => state === "waiting" || state === "speaking");
-const settle = (utterance, state, detail) => Object.assign(utterance, { state, detail });
-
-function forget() {
-  utterances = [];
-  readings = {};
-  last = null;
-  element("problem").hidden = true;
+async function download() {
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const answer = await fetch("demo/trace", { headers }).catch(() => null);
+  if (!answer?.ok) return complain("unanswered");
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await answer.blob());
+  link.download = "breezert-run.jsonl";
+  link.click();
+  URL.revokeObjectURL(link.href);
 }
 
-// ---- what is shown --------------------------------------------------------------------------------------------
+// ---- microphone and devices -------------------------------------------
+
+async function listDevices() {
+  for (const [id, kind] of [["input", "audioinput"], ["output", "audiooutput"]]) {
+    const chosen = element(id).value;
+    const found = await devices(kind);
+    const option = (value, words) => new Option(words, value, false, value === chosen);
+    const named = found.filter(({ deviceId }) => deviceId);
+    const options = named.map(({ deviceId, label }, index) => option(deviceId, label || String(index + 1)));
+    element(id).replaceChildren(option("", tell("talk.default_device")), ...options);
+  }
+}
+
+async function changeInput() {
+  if (!call || !microphone.isOpen) return;
+  const mine = call;
+  const stream = await openMicrophone();
+  if (call !== mine) {
+    for (const track of stream?.getTracks() ?? []) track.stop();
+    microphone.close();
+  } else if (stream) {
+    yourMeter.listen(stream.getAudioTracks()[0]);
+    await call.replaceMicrophone(stream);
+  }
+  render();
+}
+
+function mute(on) {
+  microphone.muted = on;
+  render();
+}
+
+function hold(on) {
+  if (!microphone.pushes || microphone.held === on) return;
+  microphone.held = on;
+  render();
+}
+
+/** The space bar talks wherever it writes and chooses nothing; buttons can still be pressed with Enter. */
+const talksBySpace = ({ code, target }) =>
+  code === "Space" && microphone.pushes && microphone.isOpen && !target.closest("input, textarea, select, summary");
+
+// ---- what is shown ----------------------------------------------------
+
+const speaking = () => transcript.pending.some(({ state }) => state === "speaking");
 
 function render() {
-  const waiting = pending();
-  const speaking = waiting.some(({ state }) => state === "speaking");
-  const underruns = utterances.reduce((sum, each) => sum + each.underruns, 0);
-  write("status", statusWords(waiting, speaking));
-  element("status").dataset.phase = speaking ? "speaking" : phase;
-  write("connect", { idle: "Connect", connecting: "Cancel", ready: "Hang up" }[phase]);
-  write("speak", phase === "idle" ? "Connect and speak" : "Speak");
+  const [state, words] = status();
+  write("status", words);
+  Object.assign(element("status").dataset, { phase: speaking() ? "speaking" : phase, state });
+  document.body.dataset.state = state;
+  write("connect-words", tell({ idle: "talk.connect", connecting: "talk.cancel", ready: "talk.hang_up" }[phase]));
+  element("connect").dataset.phase = phase;
+  write("speak", tell(phase === "idle" ? "talk.connect_and_speak" : "talk.speak"));
   element("speak").disabled = phase === "connecting";
   element("say").disabled = phase !== "ready";
-  element("microphone").disabled = phase !== "idle";
-  element("stop").disabled = !waiting.length;
-  write("ttfa", milliseconds(readings.ttfa));
-  write("first-sound", milliseconds(readings.firstSound));
-  write("buffered", phase === "ready" ? milliseconds(readings.buffered ?? 0) : "–");
-  write("heard", readings.heard === undefined ? "–" : seconds(readings.heard));
-  write("underruns", phase === "ready" || utterances.length ? String(underruns) : "–");
-  element("underruns").toggleAttribute("data-some", underruns > 0);
-  write("delay", milliseconds(readings.delay));
+  element("stop").disabled = !transcript.pending.length;
+  renderMicrophone();
+  renderFigures();
+  renderNotes();
   if (voice) introduce(voice);
-  element("nothing-said").hidden = utterances.length > 0;
-  element("utterances").replaceChildren(...utterances.slice(0, SHOWN).map(line));
+  else write("voice", tell("talk.voice_later"));
+  element("nothing-said").hidden = transcript.utterances.length > 0;
+  element("utterances").hidden = !transcript.utterances.length;
+  transcript.render();
+  element("no-waterfall").hidden = element("waterfall").childElementCount > 0;
+  element("example").hidden = phase === "ready" || readings.called;
+  element("freeze").disabled = phase !== "ready";
+  element("freeze").setAttribute("aria-pressed", String(timeline.held));
+  demo.hear(speaking());
   count();
 }
 
-function statusWords(waiting, speaking) {
-  if (phase === "idle") return "Not connected";
-  if (phase === "connecting") return "Connecting…";
-  if (listening) return "Listening…";
-  if (!waiting.length) return "Connected, ready to speak";
+/** The state of the call, and its words. */
+function status() {
+  if (back && phase !== "ready") return ["lost", tell("status.lost")];
+  if (phase === "idle" && asking) return ["connecting", tell("status.asking")];
+  if (phase !== "ready") return [phase, tell(`status.${phase}`)];
+  if (turn === "paused") return ["paused", tell("status.paused")]; // whether it is one is not known yet
+  if (interrupted) return ["interrupted", tell("status.interrupted", { ms: number(interrupted.ms) })];
+  if (turn === "hearing") return ["hearing", tell("status.hearing")];
+  const waiting = transcript.pending;
+  if (waiting.length) return [speaking() ? "speaking" : "thinking", waitingWords(waiting)];
+  if (turn === "thinking") return ["thinking", tell("status.thinking")];
+  if (!microphone.isOpen) return ["ready", tell("status.ready")];
+  if (microphone.muted) return ["ready", tell("status.muted")];
+  return microphone.live ? ["listening", tell("status.listening")] : ["ready", tell("status.push")];
+}
+
+function waitingWords(waiting) {
   const { wait } = waiting.at(-1); // of the one that is next, where it has to wait for other callers
-  const next = wait === undefined ? "Making the first sound…" : `All voices are busy: ${about(wait)} to wait`;
-  const more = waiting.length > 1 ? `, ${waiting.length - 1} more waiting` : "";
-  return (speaking ? "Speaking" : next) + more;
+  const next = wait === undefined ? tell("status.making") : tell("status.busy", { wait: about(wait) });
+  const words = speaking() ? tell("status.speaking") : next;
+  return waiting.length > 1 ? tell("status.more", { words, count: waiting.length - 1 }) : words;
 }
 
-const endWords = ({ reason, heard_ms: heard }) =>
-  reason === "failed" && !heard ? "not said" : `${OVER[reason]} ${seconds(heard)}`;
-
-function introduce({ voice: name, licence }) {
-  const terms = document.createElement("small");
-  terms.textContent = ` · licence ${licence}`;
-  element("voice").replaceChildren(name, terms);
-  element("restricted").hidden = !/non-?\s?commercial|\bnc\b|research/i.test(licence);
+function renderMicrophone() {
+  const { isOpen, muted, pushes, held } = microphone;
+  element("microphone").disabled = phase !== "idle";
+  element("mute").hidden = !isOpen;
+  element("mute").setAttribute("aria-pressed", String(muted));
+  element("hold").hidden = !(isOpen && pushes);
+  element("hold").toggleAttribute("data-held", held);
+  element("level-you").toggleAttribute("data-off", phase === "ready" && !microphone.live);
 }
 
-function line({ id, text, state, detail }) {
-  const item = document.createElement("li");
-  Object.assign(item.dataset, { id, state });
-  for (const [name, words] of Object.entries({ text, state: detail })) {
-    const part = item.appendChild(document.createElement("span"));
-    part.className = name;
-    part.textContent = words;
+function renderFigures() {
+  const inCall = phase === "ready" || transcript.utterances.length > 0;
+  write("ttfa", milliseconds(readings.ttfa));
+  write("first-sound", milliseconds(readings.firstSound));
+  write("buffered", phase === "ready" ? milliseconds(readings.buffered ?? 0) : "–");
+  write("heard", readings.heard === undefined ? "–" : spell(readings.heard));
+  write("underruns", inCall ? number(transcript.underruns) : "–");
+  element("underruns").toggleAttribute("data-some", transcript.underruns > 0);
+  write("stopped", milliseconds(readings.stopped));
+}
+
+function renderNotes() {
+  element("problem").hidden = !problem;
+  element("give-up").hidden = !back;
+  if (problem) {
+    write("problem-what", problem.what());
+    write("problem-advice", problem.advice());
   }
-  item.firstChild.title = text;
-  return item;
+  element("hint").hidden = !hint;
+  if (hint) write("hint-words", tell(`hint.${hint}`, { anyway: tell("hint.anyway") }));
+}
+
+function introduce({ voice: name, licence, modes }) {
+  write("voice", `${name} · ${tell("talk.licence", { licence })}`);
+  element("restricted").hidden = !/non-?\s?commercial|\bnc\b|research/i.test(licence);
+  element("instruction-field").hidden = !modes.includes("design");
 }
 
 /** Live regions speak at every change of their text, so it is only touched when it differs. */
@@ -257,40 +461,88 @@ function write(id, words) {
   if (element(id).textContent !== words) element(id).textContent = words;
 }
 
-function showDelay(stats) {
-  const held = stats.jitter_buffer_delay - (last?.jitter_buffer_delay ?? 0);
-  const emitted = stats.jitter_buffer_emitted_count - (last?.jitter_buffer_emitted_count ?? 0);
+/** What this browser measured in the last second, from totals. */
+function measure(stats) {
+  const grown = (name) => (stats[name] ?? 0) - (last?.[name] ?? 0);
+  const emitted = grown("jitter_buffer_emitted_count");
+  const made = grown("concealed_samples") - grown("silent_concealed_samples");
+  readings.delay = emitted > 0 ? (1000 * grown("jitter_buffer_delay")) / emitted : undefined;
+  readings.trip = stats.round_trip_time === undefined ? undefined : 1000 * stats.round_trip_time;
+  lines.delay.add(readings.delay);
+  lines.concealed.add(last ? Math.max(0, made / 48) : undefined);
+  lines.trip.add(readings.trip);
+  lines.lost.add(last ? Math.max(0, grown("packets_lost")) : undefined);
   last = stats;
-  readings.delay = emitted > 0 ? (1000 * held) / emitted : undefined;
-  render();
+}
+
+/** For those who do not see the picture. */
+function summarise() {
+  const { buffered, slack, numbers } = timeline.history;
+  const [ready, spare] = [milliseconds(buffered), slack === null ? "–" : milliseconds(slack)];
+  const values = { ready, spare, stutters: number(transcript.underruns), peers: number(numbers.length) };
+  write("summary", phase === "ready" ? tell("see.summary", values) : "");
 }
 
 function count() {
   const most = voice?.max_text_chars;
   if (most) element("text").maxLength = most;
-  write("count", most ? `${element("text").value.length} of ${most} characters` : "");
+  write("count", most ? tell("talk.count", { count: element("text").value.length, most }) : "");
 }
 
-function complain(what, advice = "") {
-  write("problem-what", sentence(what));
-  write("problem-advice", advice);
-  element("problem").hidden = false;
+function forget() {
+  transcript.clear();
+  waterfall.clear();
+  for (const line of Object.values(lines)) line.clear();
+  readings = { called: true };
+  turn = last = null;
+  stay();
+  forgive();
 }
 
-/** Beyond what the server's own message advises. */
-function adviceFor({ code, retry_after_ms: wait }) {
-  if (code === "engine_died") return "The engine is being started again: try again in a few seconds.";
-  return wait === undefined ? "" : `Try again in ${about(wait)}.`;
+// ---- problems ---------------------------------------------------------
+
+/** Either the code of a problem's texts, or what gives its words. */
+function complain(code, values = {}) {
+  const words = { what: () => tell(`problem.${code}`, values), advice: () => tell(`problem.${code}.advice`, values) };
+  problem = typeof code === "string" ? words : code;
+  render();
+}
+
+function forgive() {
+  problem = null;
+}
+
+/** A call that failed or ended; the server's own words say more than ours, in its language. */
+function explain({ code, values, said, again, comesBack }) {
+  const what = () => (said && language() === "en" && code === "busy" ? sentence(said) : tell(`problem.${code}`, values));
+  const advice = () => {
+    if (again !== null) return tell("problem.again", { seconds: again });
+    if (comesBack) return tell("problem.back");
+    if (code === "refused" || code === "strange") return said ? sentence(said) : tell("problem.reload");
+    return tell(`problem.${code}.advice`, values);
+  };
+  complain({ what, advice });
+}
+
+/** An error of the server: in English its own words, elsewhere ours and then its own. */
+function complainOf({ code, message, retry_after_ms: wait }) {
+  const what = () => {
+    const ours = tell(known(`code.${code}`) ? `code.${code}` : "code.other");
+    return ours ? `${ours} (${message})` : sentence(message);
+  };
+  const advice = () => {
+    if (code === "engine_died") return tell("problem.engine_died");
+    return wait === undefined ? "" : tell("problem.again_about", { wait: about(wait) });
+  };
+  complain({ what, advice });
 }
 
 /** The server's messages are written for logs, too. */
 const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1) + (/[.!?…]$/.test(words) ? "" : ".");
-const about = (wait) => `about ${Math.max(1, Math.ceil(wait / 1000))}\u00a0s`;
+const about = (wait) => tell("status.about", { seconds: number(Math.max(1, Math.ceil(wait / 1000))) });
+const milliseconds = (value) => (value === undefined ? "–" : `${number(value)} ms`);
 
-const milliseconds = (value) => (value === undefined ? "–" : `${Math.round(value)} ms`);
-const seconds = (value) => `${(value / 1000).toFixed(1)} s`;
-
-// ---- the token ------------------------------------------------------------------------------------------------
+// ---- the token --------------------------------------------------------
 
 /** From the address's fragment, which no server sees; it is then removed from the address bar and the history. */
 function takeToken() {
@@ -313,27 +565,84 @@ function askForToken(afterwards) {
   };
 }
 
-// ---- the buttons ----------------------------------------------------------------------------------------------
+// ---- the buttons ------------------------------------------------------
 
-element("connect").onclick = () => (call ? call.hangUp() : connect());
+function press() {
+  const waited = back;
+  stay();
+  if (call) call.hangUp();
+  else connect(() => {}, { again: waited !== null });
+}
+
+function speakNow() {
+  stay();
+  if (call) speak();
+  else connect(speak);
+}
+
+function show(code) {
+  choose(code);
+  fill();
+  listDevices();
+  timeline.repaint();
+  waterfall.render();
+  for (const line of Object.values(lines)) line.render();
+  demo.render();
+  render();
+}
+
+element("connect").onclick = press;
 element("stop").onclick = stop;
 element("say").onclick = say;
 element("play").onclick = play;
-element("problem-close").onclick = () => (element("problem").hidden = true);
+element("give-up").onclick = () => (stay(), forgive(), render());
+element("problem-close").onclick = () => (forgive(), render());
+element("hint-close").onclick = () => ((hint = null), render());
 element("text").oninput = count;
+element("microphone").onchange = () => (touched = true);
+element("input").onchange = changeInput;
+element("output").onchange = ({ target }) => sound.setSinkId(target.value).catch(listDevices); // it has gone
+element("mute").onclick = () => mute(!microphone.muted);
+element("push").onchange = ({ target }) => ((microphone.pushes = target.checked), render());
+element("hold").onpointerdown = ({ target, pointerId }) => (target.setPointerCapture(pointerId), hold(true));
+element("hold").onpointerup = element("hold").onpointercancel = () => hold(false);
+element("freeze").onclick = () => ((timeline.held = !timeline.held), render());
+element("language").onchange = ({ target }) => show(target.value);
 element("speak-form").onsubmit = (event) => {
   event.preventDefault();
-  if (call) speak();
-  else connect(speak);
+  speakNow();
 };
 element("text").onkeydown = (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !element("speak").disabled)
     element("speak-form").requestSubmit();
 };
-document.onkeydown = ({ key }) => {
-  if (key === "Escape" && !element("stop").disabled) stop();
+document.onkeydown = (event) => {
+  if (event.key === "Escape" && !element("stop").disabled) stop();
+  if (!talksBySpace(event)) return;
+  event.preventDefault();
+  hold(true);
 };
+document.onkeyup = (event) => {
+  if (talksBySpace(event)) event.preventDefault(); // a button in focus would be pressed now
+  if (event.code === "Space") hold(false);
+};
+addEventListener("blur", () => hold(false)); // nobody tells a page that the key was released elsewhere
+document.onvisibilitychange = () => phase === "ready" && call.send("watch", { on: !document.hidden });
 addEventListener("hashchange", takeToken);
 addEventListener("pagehide", () => call?.hangUp());
+navigator.mediaDevices?.addEventListener("devicechange", listDevices);
+
 takeToken();
+element("output-field").hidden = !("setSinkId" in sound);
+element("language").replaceChildren(...Object.entries(LANGUAGES).map(([code, name]) => new Option(name, code)));
+element("language").value = language();
+element("text").value = EXAMPLE;
+fill();
+listDevices();
 render();
+const { history: made, at } = example();
+timeline.pose(made, at);
+setInterval(summarise, SUMMARY_MS);
+seemsThere().then((there) => {
+  if (!touched) element("microphone").checked = there;
+});

@@ -1,19 +1,25 @@
-// Listens to a received track and draws how loud it is. Knows nothing of calls or of the protocol.
+// Listens to tracks: shows how loud they are, and tells when sound begins and ends. Knows nothing of calls.
 //
 // An AnalyserNode and not an AudioWorklet: worklets exist in secure contexts only, and a page on a plain http address
 // in the local network is to have its meter too.
 
 const AUDIBLE = 0.003; // -50 dB of full scale: below it lies only what the Opus decoder makes of silence
 const QUIETEST_DB = -54;
-const POLL_MS = 40; // measured: half of the page's CPU time went into drawing at 20
+const POLL_MS = 40;
 const WINDOW = 4096; // samples: 85 ms at 48 kHz, so that polls overlap
 const TAIL_MS = 300; // how long a listener's jitter buffer may still ring after the last sound was sent
-const BAR_PX = 4;
-const GAP_PX = 3;
+const PAUSE_MS = 40; // who presses Stop after so much quiet has hit a pause of the speech
+
+let context = null; // one for all meters
+
+/** To be called inside the click: the browser may refuse the audio context as it may refuse play(). */
+export function wake() {
+  context ??= new AudioContext();
+  context.resume().catch(() => {}); // refused: play() is refused as well, and the page offers its button
+}
 
 export class Meter {
-  #canvas;
-  #context;
+  #elements;
   #analyser;
   #source;
   #timer;
@@ -21,23 +27,18 @@ export class Meter {
   #polledAt = 0;
   #heardAt = -Infinity;
   #waiting = null;
-  #levels = [];
+  #ending = null;
+  #shown = 0;
 
-  constructor(canvas) {
-    this.#canvas = canvas;
-    new ResizeObserver(() => this.#fit()).observe(canvas);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#draw());
-  }
-
-  /** To be called inside the click: the browser may refuse the audio context as it may refuse play(). */
-  wake() {
-    this.#context ??= new AudioContext();
-    this.#context.resume().catch(() => {}); // refused: play() is refused as well, and the page offers its button
+  /** The elements get its level, 0 to 1, as the style property --level. */
+  constructor(...elements) {
+    this.#elements = elements;
   }
 
   listen(track) {
-    this.#analyser ??= new AnalyserNode(this.#context, { fftSize: WINDOW });
-    this.#source = this.#context.createMediaStreamSource(new MediaStream([track]));
+    this.rest();
+    this.#analyser ??= new AnalyserNode(context, { fftSize: WINDOW });
+    this.#source = context.createMediaStreamSource(new MediaStream([track]));
     this.#source.connect(this.#analyser);
     this.#timer = setInterval(() => this.#poll(), POLL_MS);
   }
@@ -46,8 +47,9 @@ export class Meter {
     clearInterval(this.#timer);
     this.#source?.disconnect();
     this.#source = this.#waiting = null;
-    this.#levels = [];
-    this.#draw();
+    this.#ending?.then(null);
+    this.#ending = null;
+    this.#show(0);
   }
 
   /** Calls `then(milliseconds)` at the next audible sample. Does nothing while an earlier sound may still ring. */
@@ -56,58 +58,46 @@ export class Meter {
     this.#waiting = since - this.#heardAt > TAIL_MS ? { since, then } : null;
   }
 
+  /** Calls `then(milliseconds)` once it is quiet, with the time to the last audible sample; null in a pause. */
+  timeToSilence(then) {
+    const since = performance.now();
+    if (since - this.#heardAt > PAUSE_MS + POLL_MS) then(null);
+    else this.#ending = { since, then };
+  }
+
   #poll() {
     const now = performance.now();
-    const rate = this.#context.sampleRate;
+    const rate = context.sampleRate;
     const fresh = Math.min(WINDOW, Math.ceil(((now - this.#polledAt) / 1000) * rate));
     this.#polledAt = now;
     this.#analyser.getFloatTimeDomainData(this.#samples);
     const heard = this.#samples.subarray(WINDOW - fresh);
-    const first = heard.findIndex((sample) => Math.abs(sample) > AUDIBLE);
-    if (first >= 0) this.#hear(now - ((fresh - first) / rate) * 1000, now);
+    const instant = (index) => now - ((fresh - index) / rate) * 1000;
+    const isAudible = (sample) => Math.abs(sample) > AUDIBLE;
+    const first = heard.findIndex(isAudible);
+    if (first >= 0) this.#hear(instant(first), instant(heard.findLastIndex(isAudible)));
+    if (this.#ending && now - Math.max(this.#heardAt, this.#ending.since) > TAIL_MS) this.#end();
     this.#show(share(Math.sqrt(heard.reduce((sum, sample) => sum + sample * sample, 0) / fresh)));
   }
 
-  #show(level) {
-    const wasStill = !this.#levels.some(Boolean);
-    this.#levels = [...this.#levels, level].slice(-this.#bars);
-    if (level || !wasStill) this.#draw();
-  }
-
-  get #bars() {
-    return Math.max(1, Math.floor((this.#canvas.clientWidth + GAP_PX) / (BAR_PX + GAP_PX)));
-  }
-
-  #hear(firstAt, now) {
-    this.#heardAt = now;
+  #hear(firstAt, lastAt) {
+    this.#heardAt = lastAt;
     this.#waiting?.then(firstAt - this.#waiting.since);
     this.#waiting = null;
   }
 
-  #fit() {
-    this.#canvas.width = this.#canvas.clientWidth * devicePixelRatio;
-    this.#canvas.height = this.#canvas.clientHeight * devicePixelRatio;
-    this.#canvas.getContext("2d").scale(devicePixelRatio, devicePixelRatio);
-    this.#draw();
+  #end() {
+    const { since, then } = this.#ending;
+    this.#ending = null;
+    then(Math.max(0, this.#heardAt - since));
   }
 
-  /** One bar a poll, the newest at the right; a still dot where there is no sound. */
-  #draw() {
-    const { clientWidth: width, clientHeight: height } = this.#canvas;
-    const step = BAR_PX + GAP_PX;
-    const bars = this.#bars;
-    const paint = this.#canvas.getContext("2d");
-    paint.clearRect(0, 0, width, height);
-    paint.fillStyle = getComputedStyle(this.#canvas).color;
-    const right = width - BAR_PX - (width + GAP_PX - bars * step) / 2;
-    for (let back = 0; back < bars; back++) {
-      const level = this.#levels.at(-1 - back) ?? 0;
-      const tall = Math.max(BAR_PX, level * height);
-      paint.globalAlpha = level ? 1 - (0.75 * back) / bars : 0.22;
-      paint.beginPath();
-      paint.roundRect(right - back * step, (height - tall) / 2, BAR_PX, tall, BAR_PX / 2);
-      paint.fill();
-    }
+  /** Falls more slowly than it rises, as level meters do. */
+  #show(level) {
+    const shown = Math.max(level, this.#source ? this.#shown - 0.12 : 0);
+    if (Math.abs(shown - this.#shown) < 0.005) return;
+    this.#shown = shown;
+    for (const element of this.#elements) element.style.setProperty("--level", shown.toFixed(3));
   }
 }
 

@@ -223,8 +223,9 @@ async def test_refused_play_offers_a_button(browser: Browser, server: Served) ->
     async with tab(browser, server.url) as listener:
         await listener.page.evaluate("""() => {
           const play = HTMLMediaElement.prototype.play;
+          const again = () => (HTMLMediaElement.prototype.play = play);
+          document.getElementById("play").addEventListener("click", again, true);
           HTMLMediaElement.prototype.play = function () {
-            HTMLMediaElement.prototype.play = play;
             return Promise.reject(new DOMException("not allowed", "NotAllowedError"));
           };
         }""")
@@ -363,12 +364,13 @@ async def test_it_fits(browser: Browser, server: Served, tmp_path: Path, width: 
 async def test_every_control_has_a_name_and_a_place_in_the_tab_order(listener: Listener) -> None:
     await listener.connect()
     named = await listener.page.evaluate("""() =>
-      [...document.querySelectorAll("button, input, textarea, canvas")]
-        .filter((element) => !(element.textContent.trim() || element.labels?.length || element.ariaLabel))
+      [...document.querySelectorAll("button, input, select, textarea, [role=img], [tabindex]")]
+        .filter((element) => !(element.textContent.trim() || element.labels?.length || element.ariaLabel
+          || element.getAttribute("aria-labelledby")))
         .map((element) => element.outerHTML)""")
     assert named == []
     reached = []
-    for _ in range(2):  # from the connect button, which was just pressed
+    for _ in range(3):  # from the connect button, which was just pressed
         await listener.page.keyboard.press("Tab")
         reached.append(await listener.page.evaluate("document.activeElement.id"))
-    assert reached == ["text", "speak"]
+    assert reached == ["push", "text", "speak"]

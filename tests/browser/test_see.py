@@ -1,0 +1,349 @@
+"""What the page shows of the server's work in a real Chromium: the timeline, the waterfall, and what is for show only.
+
+The pictures' model is tested on literal views as well: that is arithmetic, and nothing of it is measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest import require_browser
+
+from agent.browser import Listener, Served, serve, tab
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
+
+SENTENCE = "Please hold the line while I look that up for you."
+LONG = "The train to the coast leaves from platform nine in about twelve minutes, and it stops at every station."
+STAGES = {"text", "prefill", "decode", "depth", "codec"}
+
+
+@pytest.fixture(scope="module")
+def show() -> Iterator[Served]:
+    """A server that was started for show."""
+    require_browser()
+    with serve("--device", "cpu", "--demo") as served:
+        yield served
+
+
+async def inked(listener: Listener, top: int, height: int) -> int:
+    """How many pixels of the timeline's tiles, between these heights, have a colour of their own: grey is the grid."""
+    count: int = await listener.page.evaluate(
+        """([top, height]) => [...document.querySelectorAll(".strip canvas")].reduce((sum, canvas) => {
+          const copy = new OffscreenCanvas(canvas.width, height).getContext("2d", { willReadFrequently: true });
+          copy.drawImage(canvas, 0, -top);
+          const { data } = copy.getImageData(0, 0, canvas.width, height);
+          for (let at = 0; at < data.length; at += 4) {
+            const colour = data.subarray(at, at + 3);
+            sum += data[at + 3] > 150 && Math.max(...colour) - Math.min(...colour) > 40;
+          }
+          return sum;
+        }, 0)""",
+        [top, height],
+    )
+    return count
+
+
+async def lanes(listener: Listener) -> dict[str, dict[str, int]]:
+    tops: dict[str, dict[str, int]] = await listener.page.evaluate("async () => (await import('./painter.js')).LANES")
+    return tops
+
+
+# ---- in a call ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_shows_what_was_made_and_what_the_engine_did(listener: Listener) -> None:
+    assert await listener.page.is_visible("#example")
+    await listener.connect()
+    assert not await listener.page.is_visible("#example")
+    where = await lanes(listener)
+    await listener.page.wait_for_function("probe.messages.filter(({ type }) => type === 'view').length > 2")
+    assert not any([await inked(listener, **where[lane]) for lane in ("made", "played", "engine")]), (
+        "the example is gone"
+    )
+    await listener.speak(SENTENCE)
+    await listener.until_speaking()
+    await listener.until_silent()
+    heard = await listener.gather()
+    views = heard.of_type("view")
+    chunks = [chunk for view in views for chunk in view.get("chunks", [])]
+    steps = [step for view in views for step in view.get("steps", [])]
+    assert {chunk[0] for chunk in chunks} == {"u1"}
+    assert {step[0] for step in steps} == STAGES
+    (stopped,) = heard.of_type("speech.stopped")
+    assert 80 * sum(chunk[2] for chunk in chunks) == pytest.approx(stopped["heard_ms"], abs=80)
+    for lane in ("made", "played", "ahead", "engine"):
+        assert await inked(listener, **where[lane]) > 100, lane
+    assert views[-1]["at"] > views[0]["at"]
+    assert len(views) <= 11 * (views[-1]["at"] - views[0]["at"]) / 1000 + 2, "about ten a second"
+
+
+async def test_each_reply_adds_a_waterfall_with_the_network_around_it(listener: Listener) -> None:
+    await listener.connect()
+    await listener.speak(SENTENCE)
+    await listener.page.wait_for_selector("#waterfall > li")
+    (told,) = (await listener.gather()).of_type("speech.waterfall")
+    row = listener.page.locator("#waterfall > li")
+    parts = set(await row.locator(".track span").evaluate_all("(all) => all.map(({ dataset }) => dataset.part)"))
+    assert {"prefill", "depth", "codec"} <= parts
+    total = int((await row.locator("strong").inner_text()).split()[0])
+    own = sum(value for name, value in told.items() if name.endswith("_ms"))
+    assert own - 1 <= total < own + 1500, "network and jitter buffer come on top"
+
+
+async def test_an_interruption_is_a_cut_with_its_milliseconds(listener: Listener) -> None:
+    await listener.connect()
+    await listener.speak(LONG)
+    await listener.until_speaking()
+    await listener.page.wait_for_function(
+        "probe.messages.some(({ type, heard_ms }) => type === 'view' && heard_ms > 500)"
+    )
+    await listener.stop()
+    await listener.until_silent()
+    heard = await listener.gather()
+    assert heard.of_type("speech.stopped")[0]["reason"] == "cancelled"
+    for silenced in heard.of_type("speech.silenced"):  # none where the engine was late, and nothing played just then
+        took = round(silenced["flush_ms"] + silenced["wire_ms"])
+        assert await listener.page.inner_text("#stopped") == f"{took} ms"
+    text = listener.page.locator("#utterances .text")
+    said, struck = await text.locator(".heard").inner_text(), await text.locator(".unheard").inner_text()
+    assert LONG.startswith(said)
+    assert struck and await text.locator(".unheard").get_attribute("data-struck") is not None
+
+
+async def test_the_listeners_own_statistics_are_plotted_and_sent(listener: Listener) -> None:
+    sent = """() => {
+      const send = RTCDataChannel.prototype.send;
+      globalThis.sent = [];
+      RTCDataChannel.prototype.send = function (data) { sent.push(JSON.parse(data)); send.call(this, data); };
+    }"""
+    await listener.page.evaluate(sent)
+    await listener.connect()
+    await listener.page.wait_for_function("document.querySelector('#line-delay polyline').points.numberOfItems > 2")
+    stats = await listener.page.evaluate("sent.filter(({ type }) => type === 'stats')")
+    assert stats[-1]["total_samples_received"] > 0
+    assert {"type": "watch", "on": True} in await listener.page.evaluate("sent")
+    assert "ms" in await listener.page.inner_text("#trip")
+    assert "Round trip: now" in str(await listener.page.get_attribute("#line-trip .plot", "aria-label"))
+
+
+async def test_the_picture_can_be_held(listener: Listener) -> None:
+    shift = "document.querySelector('.strip').style.transform + document.querySelector('.strip').childElementCount"
+    await listener.connect()
+    await listener.page.wait_for_function("document.querySelector('.strip').style.transform")
+    first = await listener.page.evaluate(shift)
+    await listener.page.wait_for_function(f"{shift} !== {json.dumps(first)}")
+    await listener.page.click("#freeze")
+    assert await listener.page.get_attribute("#freeze", "aria-pressed") == "true"
+    held = await listener.page.evaluate(shift)
+    await listener.page.wait_for_timeout(400)  # in which it would move by 15 pixels
+    assert await listener.page.evaluate(shift) == held
+    await listener.page.click("#freeze")
+    await listener.page.wait_for_function(f"{shift} !== {json.dumps(held)}")
+
+
+async def test_it_stands_still_for_those_who_want_little_motion(browser: Browser, server: Served) -> None:
+    async with tab(browser, server.url, reduced_motion="reduce") as listener:
+        await listener.connect()
+        await listener.page.wait_for_function("document.querySelector('.strip').style.transform")
+        moves: int = await listener.page.evaluate(
+            """() => new Promise((resolve) => {
+              const seen = new Set();
+              const end = performance.now() + 2000;
+              const look = () => {
+                seen.add(document.querySelector(".strip").style.transform);
+                performance.now() < end ? requestAnimationFrame(look) : resolve(seen.size);
+              };
+              look();
+            })"""
+        )
+        assert moves <= 4, "once a second"
+
+
+# ---- a server for show --------------------------------------------------------------------------------------------
+
+
+async def test_the_controls_are_there_for_show_only(listener: Listener, browser: Browser, show: Served) -> None:
+    await listener.connect()
+    await listener.page.wait_for_function("probe.said('view')")
+    assert not await listener.page.is_visible("#demo")
+    async with tab(browser, show.url) as shown:
+        assert not await shown.page.is_visible("#demo"), "nothing is known of the server yet"
+        await shown.connect()
+        await shown.page.wait_for_selector("#demo:visible")
+        await shown.hang_up()
+        assert not await shown.page.is_visible("#demo")
+
+
+async def pressed(listener: Listener, group: str) -> list[str]:
+    texts = await listener.page.locator(f"#{group} [aria-pressed=true]").all_inner_texts()
+    return [" ".join(text.split()) for text in texts]
+
+
+async def test_load_policy_and_trouble_go_to_the_server_and_come_back(browser: Browser, show: Served) -> None:
+    async with tab(browser, show.url) as listener, tab(browser, show.url) as other:
+        for each in (listener, other):
+            await each.connect()
+            await each.page.wait_for_selector("#demo:visible")
+        assert await pressed(listener, "policies") == ["Predictor whose deadline is nearest"]
+        await listener.page.click("#policies button >> nth=1")
+        await listener.page.click("#troubles button >> nth=2")
+        await listener.page.wait_for_selector("#troubles button[aria-pressed=true] >> text=10 % loss")
+        await other.page.wait_for_selector("#policies button[aria-pressed=true] >> text=Newest first")
+        assert await pressed(other, "troubles") == ["None"], "that is this call's own"
+        await listener.page.focus("#load")
+        await listener.page.keyboard.press("ArrowRight")
+        await other.page.wait_for_selector("#load-value >> text=1 of")
+        await other.page.wait_for_function(
+            "probe.messages.some(({ type, peers }) => type === 'view' && peers?.some(([, , kind]) => kind === 2))"
+        )
+        where = await lanes(other)
+        await other.page.wait_for_selector("#timeline[data-peers]")
+        assert where["peers"]["top"] < await other.page.locator("#timeline").evaluate(
+            "({ clientHeight }) => clientHeight"
+        )
+        await listener.page.keyboard.press("ArrowLeft")
+        await listener.page.click("#policies button >> nth=0")
+        await other.page.wait_for_selector("#load-value >> text=0 of")
+        await other.page.wait_for_selector("#policies button[aria-pressed=true] >> text=Predictor")
+
+
+async def test_stops_are_practised_and_counted(browser: Browser, show: Served) -> None:
+    async with tab(browser, show.url) as listener:
+        await listener.connect()
+        await listener.page.wait_for_selector("#demo:visible")
+        assert await listener.page.inner_text("#presses") == "No stop yet"
+        for _ in range(8):  # a press in a pause of the speech does not count
+            await listener.page.click("#talk:enabled")
+            await listener.page.wait_for_selector("#interrupt:enabled")
+            await listener.page.wait_for_function(
+                "getComputedStyle(document.getElementById('level-agent')).getPropertyValue('--level') > 0.4"
+            )
+            await listener.page.click("#interrupt")
+            await listener.page.wait_for_function(
+                "!document.getElementById('presses').textContent.startsWith('No stop')"
+            )
+            if "1 stops" in await listener.page.inner_text("#presses"):
+                break
+        assert "1 stops: median" in await listener.page.inner_text("#presses")
+        heights = await listener.page.locator("#stops .bar").evaluate_all(
+            "(all) => all.map(({ style }) => style.height)"
+        )
+        assert sorted(set(heights)) == ["0%", "100%"]
+
+
+async def test_the_run_can_be_taken_home(browser: Browser, show: Served, tmp_path: Path) -> None:
+    async with tab(browser, show.url) as listener:
+        await listener.connect()
+        await listener.speak("One.")
+        await listener.until_speaking()
+        await listener.until_silent()
+        async with listener.page.expect_download() as waiting:
+            await listener.page.click("#download")
+        file = tmp_path / "run.jsonl"
+        await (await waiting.value).save_as(file)
+    rows = [json.loads(row) for row in file.read_text().splitlines()]
+    assert rows and all(row["frames"] > 0 and row["at"] >= 0 for row in rows)
+
+
+# ---- the model behind the pictures, on literal views ----------------------------------------------------------------
+
+VIEW = {"heard_ms": 0, "chunks": [], "steps": [], "peers": []}
+
+
+async def after(listener: Listener, *actions: list[Any]) -> dict[str, Any]:
+    """A History after these calls, as plain data."""
+    found: dict[str, Any] = await listener.page.evaluate(
+        """async (actions) => {
+          const { History } = await import("./history.js");
+          const history = new History();
+          for (const [name, ...given] of actions) history[name](...given);
+          const plain = ({ from, to, chunk }) => [from, to, chunk.frames];
+          const { played, coming, dropped, gaps, cuts, chunks, deadline, slack, levels, numbers } = history;
+          return {
+            played: played.map(plain), coming: coming.map(plain), dropped: dropped.map(plain),
+            due: chunks.map(({ due }) => due), depth: history.rows("depth"),
+            gaps, cuts, deadline, slack, levels, numbers,
+          };
+        }""",
+        list(actions),
+    )
+    return found
+
+
+def view(at: float, buffered: float, **more: Any) -> list[Any]:
+    return ["take", VIEW | {"at": at, "buffered_ms": buffered} | more]
+
+
+async def test_chunks_lie_where_they_play(listener: Listener) -> None:
+    """The first plays from 1020 on; what is ready lies behind the now, up to the deadline."""
+    history = await after(
+        listener,
+        view(1000, 0),
+        view(1100, 160, chunks=[["u1", 1020, 1, 10], ["u1", 1050, 2, 40]]),
+        view(1200, 60),
+    )
+    assert history["played"] == [[1020, 1100, 1], [1100, 1200, 2]]
+    assert history["coming"] == [[1200, 1260, 2]]
+    assert history["due"] == [1020, 1100]
+    assert history["deadline"] == 1260
+    assert history["slack"] == 40
+
+
+async def test_the_level_falls_with_playing_and_jumps_with_each_chunk(listener: Listener) -> None:
+    history = await after(
+        listener, view(1000, 200, chunks=[["u1", 990, 3, 0]]), view(1100, 260, chunks=[["u1", 1040, 2, None]])
+    )
+    assert history["levels"][-3:] == [[1040, 160], [1040, 320], [1100, 260]]
+    assert history["slack"] is None, "none is to come"
+
+
+async def test_what_is_not_played_is_dropped_where_it_lay(listener: Listener) -> None:
+    history = await after(
+        listener, view(1000, 320, chunks=[["u1", 1000, 4, 0]]), ["drop", "u1", 1080], ["cut", 1080, 46], view(1100, 0)
+    )
+    assert history["played"] == [[1000, 1080, 4]]
+    assert history["dropped"] == [[1080, 1320, 4]]
+    assert (history["coming"], history["cuts"]) == ([], [{"at": 1080, "ms": 46}])
+
+
+async def test_another_utterance_stays_when_one_is_dropped(listener: Listener) -> None:
+    chunks = [["u1", 1000, 1, 0], ["u2", 1000, 2, 0]]
+    history = await after(listener, view(1000, 240, chunks=chunks), ["drop", "u1", 1040])
+    assert history["dropped"] == [[1040, 1080, 1]]
+    assert history["coming"] == [[1040, 1200, 2]]
+
+
+async def test_a_pause_moves_what_is_ready(listener: Listener) -> None:
+    history = await after(listener, view(1000, 160, chunks=[["u1", 1000, 2, 0]]), view(1100, 160), view(1200, 60))
+    assert history["played"] == [[1100, 1200, 2]]
+    assert history["coming"] == [[1200, 1260, 2]]
+
+
+async def test_a_view_from_within_speech_shows_what_is_ready_all_the_same(listener: Listener) -> None:
+    assert (await after(listener, view(1000, 400)))["coming"] == [[1000, 1400, 5]]
+
+
+async def test_stutters_steps_and_other_calls_are_kept(listener: Listener) -> None:
+    history = await after(
+        listener,
+        view(1000, 0, steps=[["depth", 950, 20, 4, 1]], peers=[[7, 500, 1], [3, 0, 2]]),
+        ["stutter", 1000, 60],
+        view(1100, 0, peers=[[3, 0, 2]]),
+    )
+    assert history["gaps"] == [{"from": 940, "to": 1000}]
+    assert history["depth"] == 4
+    assert history["numbers"] == [3]
+
+
+async def test_what_is_old_is_forgotten(listener: Listener) -> None:
+    history = await after(listener, view(1000, 0, chunks=[["u1", 1000, 1, 0]]), view(60_000, 0))
+    assert history["due"] == []
+    assert history["levels"][0][0] > 1000

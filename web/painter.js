@@ -1,0 +1,185 @@
+// Paints a stretch of a History onto a canvas, lane by lane. Knows nothing of scrolling or of the server.
+
+import { FRAME_MS, STAGES } from "./history.js";
+
+/** The lanes from top to bottom: {top, height} in CSS pixels. Captions stand in the gaps above them. */
+export const LANES = {
+  made: { top: 22, height: 50 },
+  arrows: { top: 72, height: 32 },
+  played: { top: 104, height: 30 },
+  ahead: { top: 162, height: 64 },
+  engine: { top: 252, height: 90 },
+  peers: { top: 370, height: 64 },
+};
+export const HEIGHT = 442;
+export const HEIGHT_ALONE = 350; // without other calls
+export const MAX_PEERS = 16;
+const STEP_HEIGHT = LANES.engine.height / STAGES.length;
+const MARGIN_PX = 90; // how far a label reaches beyond what it belongs to
+const DIGIT_PX = 6;
+
+const growth = (frames) => (1 + Math.log2(Math.max(1, Math.min(16, frames)))) / 5;
+
+export class Painter {
+  #canvas;
+  #scale;
+  #colours;
+  #words;
+  #mostAhead;
+
+  /** `x` in what follows: milliseconds times `scale`. `words(ms)` is the label of a cut; mostAhead: ms, the lane's top. */
+  constructor(scale, colours, words, mostAhead) {
+    this.#scale = scale;
+    this.#colours = colours;
+    this.#words = words;
+    this.#mostAhead = mostAhead;
+  }
+
+  /** Everything between two instants, anew. `origin`: the instant at the canvas's left edge. */
+  paint(canvas, origin, history, from, to) {
+    const x = (at) => (at - origin) * this.#scale;
+    const left = Math.floor(x(from)) - 1;
+    const width = Math.ceil(x(to)) + 1 - left;
+    const margin = MARGIN_PX / this.#scale;
+    this.#canvas = canvas;
+    canvas.save();
+    canvas.beginPath();
+    canvas.rect(left, 0, width, HEIGHT);
+    canvas.clip();
+    canvas.clearRect(left, 0, width, HEIGHT);
+    this.#lanes(x, history, from - margin, to + margin);
+    canvas.restore();
+  }
+
+  #lanes(x, history, from, to) {
+    const within = (list, begin, end) => list.filter((each) => end(each) >= from && begin(each) <= to);
+    const stretches = (list) => within(list, (each) => each.from, (each) => each.to);
+    this.#grid(x, from, to);
+    this.#ahead(x, history.levels, from, to);
+    const chunks = within(history.chunks, ({ at }) => at, ({ at, due }) => Math.max(at, due ?? at));
+    for (const chunk of chunks) this.#made(x, chunk);
+    for (const stretch of stretches(history.played)) this.#stretch(x, stretch, "played");
+    for (const stretch of stretches(history.coming)) this.#stretch(x, stretch, "ready");
+    for (const stretch of stretches(history.dropped)) this.#lost(x, stretch);
+    for (const gap of stretches(history.gaps)) this.#gap(x, gap);
+    for (const step of within(history.steps, ({ at }) => at, ({ at, ms }) => at + ms)) this.#step(x, step);
+    for (const peer of stretches(history.peers)) this.#peer(x, peer, history.numbers);
+    for (const cut of within(history.cuts, ({ at, ms }) => at - ms, ({ at }) => at)) this.#cut(x, cut);
+  }
+
+  /** A faint line each second, and the floors of the lanes. */
+  #grid(x, from, to) {
+    for (let at = Math.ceil(from / 1000) * 1000; at <= to; at += 1000)
+      this.#box("grid", x(at), LANES.made.top, 1, HEIGHT - LANES.made.top);
+    for (const { top, height } of [LANES.made, LANES.ahead])
+      this.#box("floor", x(from), top + height, x(to) - x(from), 1);
+  }
+
+  /** A bar at its delivery, and a line from there to where it plays. */
+  #made(x, { at, frames, due }) {
+    if (at === null) return;
+    const { top, height } = LANES.made;
+    const tall = Math.max(6, growth(frames) * height);
+    this.#box("made", x(at) - 2, top + height - tall, 4, tall, 1.5);
+    if (due !== null) this.#line(due >= at - 100 ? "arrow" : "stutter", x(at), LANES.arrows.top, x(due), LANES.played.top);
+  }
+
+  #stretch(x, { from, to, chunk }, colour) {
+    const { top, height } = LANES.played;
+    const wide = Math.max(1, x(to) - x(from) - 1);
+    this.#box(colour, x(from), top, wide, height, Math.min(4, wide / 2));
+    const words = String(Math.round(chunk.frames));
+    if (chunk.at !== null && wide > DIGIT_PX * words.length + 4 && to - from > 0.4 * chunk.frames * FRAME_MS)
+      this.#number(words, (x(from) + x(to) - 1) / 2, top + height / 2, `on-${colour}`);
+  }
+
+  /** Made and never played: an empty outline, crossed out. */
+  #lost(x, { from, to }) {
+    const { top, height } = LANES.played;
+    const wide = Math.max(1, x(to) - x(from) - 2);
+    this.#canvas.strokeStyle = this.#colours.lost;
+    this.#canvas.lineWidth = 1;
+    this.#canvas.strokeRect(x(from) + 0.5, top + 0.5, wide, height - 1);
+    this.#line("lost", x(from), top + height, x(from) + wide, top);
+  }
+
+  #gap(x, { from, to }) {
+    const wide = Math.max(3, x(to) - x(from));
+    this.#box("stutter", x(to) - wide, LANES.played.top - 4, wide, LANES.played.height + 8, 2);
+    this.#box("stutter", x(to) - wide, LANES.ahead.top, wide, LANES.ahead.height);
+  }
+
+  #ahead(x, levels, from, to) {
+    const { top, height } = LANES.ahead;
+    const y = (ms) => top + height * (1 - Math.min(1, ms / this.#mostAhead));
+    const first = Math.max(0, levels.findIndex(([at]) => at >= from) - 1);
+    const shown = levels.slice(first).filter(([at], index) => index < 1 || at <= to + 200);
+    if (shown.length < 2) return;
+    const path = new Path2D();
+    for (const [at, ms] of shown) path.lineTo(x(at), y(ms));
+    const area = new Path2D(path);
+    area.lineTo(x(shown.at(-1)[0]), y(0));
+    area.lineTo(x(shown[0][0]), y(0));
+    this.#canvas.fillStyle = this.#colours.area;
+    this.#canvas.fill(area);
+    this.#canvas.strokeStyle = this.#colours.ahead;
+    this.#canvas.lineWidth = 1.5;
+    this.#canvas.stroke(path);
+  }
+
+  #cut(x, { at, ms }) {
+    const { top, height } = LANES.played;
+    this.#box("cut", x(at) - 1.5, top - 8, 3, height + 16, 1.5);
+    this.#canvas.font = "600 12px system-ui, sans-serif";
+    this.#canvas.textAlign = "left";
+    this.#canvas.textBaseline = "middle";
+    this.#canvas.fillStyle = this.#colours.cut;
+    this.#canvas.fillText(this.#words(ms), x(at) + 5, top - 9);
+  }
+
+  /** Taller for more calls; pale where it worked for others. */
+  #step(x, { stage, at, ms, rows, mine }) {
+    const index = STAGES.indexOf(stage);
+    if (index < 0) return;
+    const tall = (0.25 + 0.75 * growth(rows)) * (STEP_HEIGHT - 4);
+    const bottom = LANES.engine.top + (index + 1) * STEP_HEIGHT - 1;
+    this.#canvas.globalAlpha = mine ? 1 : 0.4;
+    this.#box(stage, x(at), bottom - tall, Math.max(1.2, ms * this.#scale - 0.3), tall);
+    this.#canvas.globalAlpha = 1;
+  }
+
+  #peer(x, { number, from, to, ms, kind }, numbers) {
+    const lane = numbers.indexOf(number);
+    if (lane < 0 || lane >= MAX_PEERS || ms <= 0) return;
+    const tall = Math.min(8, LANES.peers.height / Math.max(1, Math.min(MAX_PEERS, numbers.length)));
+    this.#canvas.globalAlpha = 0.25 + 0.5 * Math.min(1, ms / 1500);
+    const [left, right] = [Math.round(x(from)), Math.round(x(to))]; // whole pixels: what is translucent must not overlap
+    this.#box(kind === 2 ? "synthetic" : "peer", left, LANES.peers.top + lane * tall, right - left, Math.max(1, tall - 1));
+    this.#canvas.globalAlpha = 1;
+  }
+
+  #number(words, x, y, colour) {
+    this.#canvas.font = "600 11px system-ui, sans-serif";
+    this.#canvas.textAlign = "center";
+    this.#canvas.textBaseline = "middle";
+    this.#canvas.fillStyle = this.#colours[colour];
+    this.#canvas.fillText(words, x, y + 0.5);
+  }
+
+  #line(colour, fromX, fromY, toX, toY) {
+    this.#canvas.strokeStyle = this.#colours[colour];
+    this.#canvas.lineWidth = 1;
+    this.#canvas.beginPath();
+    this.#canvas.moveTo(fromX, fromY);
+    this.#canvas.lineTo(toX, toY);
+    this.#canvas.stroke();
+  }
+
+  #box(colour, left, top, width, height, radius = 0) {
+    this.#canvas.fillStyle = this.#colours[colour];
+    if (!radius) return this.#canvas.fillRect(left, top, width, height);
+    this.#canvas.beginPath();
+    this.#canvas.roundRect(left, top, width, height, radius);
+    this.#canvas.fill();
+  }
+}
