@@ -80,6 +80,7 @@ class Calls:
         self.demo: Demonstration | None = None
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="opus")
         self._listeners = ThreadPoolExecutor(LISTENING_THREADS, thread_name_prefix="ears")
+        self._loaders = ThreadPoolExecutor(1, thread_name_prefix="vad")  # one: each keeps memory that its models had
 
     @property
     def sessions(self) -> list[Session]:
@@ -127,6 +128,8 @@ class Calls:
     async def drain(self, seconds: float) -> None:
         """No new call and no new utterance; returns when what is being said was heard, or after `seconds`."""
         self.draining = True
+        if self.demo is not None:
+            self.demo.rest()
         sessions = self.sessions
         for session in sessions:
             session.refuse("the server is about to end")
@@ -144,12 +147,13 @@ class Calls:
         self.draining = True
         self.scene.close()
         if self.demo is not None:
-            self.demo.close()
+            await self.demo.close()
         closing = [peer.close("server ends") for peer in list(self._peers.values())]
         for failed in filter(None, await asyncio.gather(*closing, return_exceptions=True)):
             log.error("a call could not be closed", exc_info=failed)
         self._encoders.shutdown()
         self._listeners.shutdown()
+        self._loaders.shutdown()
 
     def demonstrate(self, engine: Switchable) -> None:
         """From now on callers may change what the server is shown with. To be called before the first call."""
@@ -170,7 +174,15 @@ class Calls:
         return session
 
     def _new_peer(self) -> Peer:
-        limits, session = self.limits, self._new_session()
+        session = self._new_session()
+        try:
+            return self._connected(session)
+        except BaseException:  # what an application's own turn-end model raises, too
+            session.close()
+            raise
+
+    def _connected(self, session: Session) -> Peer:
+        limits = self.limits
         peer = Peer(
             session,
             self._clock,
@@ -207,6 +219,7 @@ class Calls:
             vad_name=answering.vad,
             settings=answering.turns,
             judge=conversation.understanding,
+            loader=self._loaders,
         )
         conversation.ears = ears
         return ears.receiver

@@ -55,6 +55,7 @@ class Demonstration:
         self._engine, self._new, self._sessions = engine, new, sessions
         self._policy = POLICIES[0]
         self._listeners: list[asyncio.Task[None]] = []
+        self._ending: set[asyncio.Task[None]] = set()
         self._said: deque[tuple[int, Request, Finished]] = deque(maxlen=REMEMBERED)
 
     def state(self, session: Session) -> DemoState:
@@ -101,18 +102,26 @@ class Demonstration:
         start = said[0][2].stats.submitted_at if said else 0.0
         return "".join(json.dumps(line(request, end, start, places)) + "\n" for _, request, end in said)
 
-    def close(self) -> None:
-        """Ends what it has begun."""
+    def rest(self) -> None:
+        """Without synthetic listeners from now on."""
         self._load(0)
+
+    async def close(self) -> None:
+        """Ends what it has begun, and returns when it is over."""
+        self.rest()
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _refuse(self, session: Session, field: str, message: str) -> None:
         session.report(Error(code=ErrorCode.BAD_REQUEST, message=message, field=field))
 
     def _load(self, count: int) -> None:
         while len(self._listeners) < count:
-            self._listeners.append(asyncio.create_task(listen(self._new(), random.Random())))
+            self._listeners.append(asyncio.create_task(listen(self._new, random.Random())))
         while len(self._listeners) > count:
-            self._listeners.pop().cancel()
+            listener = self._listeners.pop()
+            listener.cancel()
+            self._ending.add(listener)
+            listener.add_done_callback(self._ending.discard)
 
 
 def line(request: Request, end: Finished, start: float, places: dict[int, int]) -> dict[str, float]:
@@ -130,8 +139,9 @@ def line(request: Request, end: Finished, start: float, places: dict[int, int]) 
     return row
 
 
-async def listen(session: Session, chance: random.Random) -> None:
+async def listen(new: Callable[[], Session], chance: random.Random) -> None:
     """A listener who is not there: packets are taken as they are due and thrown away, until this is cancelled."""
+    session = new()
     session.synthetic = True
     pulling = asyncio.create_task(pull(session))
     try:
@@ -140,8 +150,9 @@ async def listen(session: Session, chance: random.Random) -> None:
             await session.idle()
             await asyncio.sleep(chance.uniform(*PAUSE_SECONDS))
     finally:
-        pulling.cancel()
         session.close()
+        pulling.cancel()
+        await asyncio.gather(pulling, return_exceptions=True)
 
 
 async def pull(session: Session) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -68,7 +69,8 @@ class Listening:
 
 class Ears:
     """Hears one caller. `act` is called with every action on the event loop that this was made on; `agent` says what
-    the agent does at that moment; `judge` is asked on that loop what the user means.
+    the agent does at that moment; `judge` is asked on that loop what the user means. The VAD is loaded in a thread of
+    `loader`, which takes as long as many frames: best not in the one that all microphones share.
 
     Raises ImportError and ValueError for a VAD that cannot be had, and LibraryMissing where there is no libopus.
     """
@@ -84,15 +86,16 @@ class Ears:
         vad_name: str = vad.SILERO,
         settings: Settings | None = None,
         judge: Judge | None = None,
+        loader: Executor | None = None,
     ) -> None:
         vad.check(vad_name)
         self.receiver = Receiver(executor, clock, self._hear)
         self._executor, self._clock, self._act, self._agent = executor, clock, act, agent
         self._loop = asyncio.get_running_loop()
         self._listening: Listening | None = None
-        # Loading a model takes as long as many frames: not in the thread that all microphones share.
-        making = self._loop.run_in_executor(None, Listening, vad_name, far_rate)
-        making.add_done_callback(self._made)
+        self._make: Callable[[], Listening] | None = partial(Listening, vad_name, far_rate)
+        """Until the first sound: who only listens to the agent needs no VAD."""
+        self._loader = loader or executor
         self.settings = settings or Settings()
         """That this was made with."""
         self.frame_seconds, self._judge = vad.frame_seconds(vad_name), judge
@@ -162,6 +165,9 @@ class Ears:
         self._listen()
 
     def _listen(self) -> None:
+        if self._make is not None:
+            making, self._make = self._loop.run_in_executor(self._loader, self._make), None
+            making.add_done_callback(self._made)
         if self._listening is not None and self._busy is None and self._pending:
             pieces = list(self._pending)
             self._pending.clear()

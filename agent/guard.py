@@ -14,6 +14,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import Protocol
 
 from aiohttp import web
@@ -96,6 +97,11 @@ class Refusal(Exception):
         wait = {} if self.retry_after_ms is None else {"retry_after_ms": self.retry_after_ms}
         error = {"code": self.code, "message": str(self), **wait}
         return web.json_response({"error": error}, status=self.status, headers=self.headers)
+
+
+def busy(error: Exception, retry_after: float) -> Refusal:
+    """To come back in so many seconds, which a header tells as whole ones (RFC 9110, section 10.2.3)."""
+    return Refusal(503, "busy", str(error), 1000 * retry_after, Retry_After=str(max(1, ceil(retry_after))))
 
 
 class Guard:

@@ -38,6 +38,8 @@ def libopus() -> ctypes.CDLL:
     library.opus_decode.argtypes = [pointer, ctypes.c_char_p, ctypes.c_int32, pointer, number, number]
     library.opus_encoder_get_size.argtypes = [number]
     library.opus_encoder_init.argtypes = [pointer, ctypes.c_int32, number, number]
+    for control in (library.opus_encoder_ctl, library.opus_decoder_ctl):  # variadic: what is fixed has to be said
+        control.argtypes = [pointer, number]
     library.opus_encode.argtypes = [pointer, pointer, number, pointer, ctypes.c_int32]
     return library
 

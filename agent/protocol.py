@@ -225,8 +225,8 @@ class View(Server, tag="view", frozen=True):
 
     Instants are ms of the server's clock, `at` is now. chunks, of this call: (utterance, at, frames of 80 ms, slack_ms:
     by how much the next is expected to be early, null for the last). steps, of the engine: (stage, at, ms, rows, 1
-    where this call is one of them). peers, the other calls: (number, buffered_ms, 0 silent or 1 speaking or 2
-    synthetic)."""
+    where this call is one of them). peers, the other calls of a server that is for show: (number, buffered_ms, 0 silent
+    or 1 speaking or 2 synthetic)."""
 
     at: float
     heard_ms: float

@@ -341,7 +341,7 @@ class RealtimeDialect(Watcher):
     def _fail(self, error: protocol.Error) -> None:
         if self._response and error.id and reply_of(error.id) == self._response.reply:
             self._response.error = error.code
-        complaint = realtime.Complaint(type="server_error", code=error.code, message=error.message)
+        complaint = realtime.Complaint(type="server_error", code=error.code, message=error.message, param=error.field)
         self._send(realtime.ErrorEvent(error=complaint))
 
     # ---- from the conversation --------------------------------------------------------------------------------

@@ -14,19 +14,18 @@ import time
 from dataclasses import dataclass, field
 from email.message import Message
 from email.parser import BytesHeaderParser
-from math import ceil
 from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from agent.calls import CallRefused, Calls
+from agent.calls import Calls
 from agent.conversation import Conversation
 from agent.dialogue import Terms
 from agent.fault import field_of
-from agent.guard import AddRoute, Guard, Refusal, read_body
-from agent.offer import OfferError
+from agent.guard import AddRoute, Guard, Refusal, busy, read_body
+from agent.opening import refusals
 from agent.realtime import EventError, Json
 from agent.realtime_keys import KEY_SECONDS, PREFIX, ClientKeys, Key, KeysExhausted
 from agent.realtime_session import check, defaults, merged
@@ -100,12 +99,8 @@ class RealtimeRoutes:
 
     async def _open(self, opening: Opening, key: Key | None) -> tuple[str, str]:
         """Raises Refusal."""
-        try:
+        with refusals():
             call_id, answer = await self._calls.open(opening.sdp)
-        except OfferError as error:
-            raise Refusal(400, "bad_request", str(error)) from error
-        except CallRefused as error:
-            raise busy(error, error.retry_after) from error
         terms = Terms(asked=opening.session, fixed=key.fixed if key else {})
         for session in self._calls.sessions:
             if session.id == call_id and isinstance(session.partner, Conversation):
@@ -136,11 +131,6 @@ class RealtimeRoutes:
         session = merged(defaults("", "", None), asked.session)
         answer = {"value": value, "expires_at": int(time.time() + seconds), "session": session}
         return web.json_response(answer)
-
-
-def busy(error: Exception, retry_after: float) -> Refusal:
-    """Seconds are whole ones: RFC 9110, section 10.2.3."""
-    return Refusal(503, "busy", str(error), 1000 * retry_after, Retry_After=str(max(1, ceil(retry_after))))
 
 
 def secret(body: bytes) -> Secret:

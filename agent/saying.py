@@ -33,6 +33,8 @@ class Utterance:
     asked_at: float
     waited: bool
     """Another utterance was there before it."""
+    event: str | None = None
+    """The type of the client's message that asked for it, if one did."""
     request_id: int | None = None
     first_pcm_at: float | None = None
     reason: str | None = None

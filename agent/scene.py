@@ -6,12 +6,15 @@ It does not know how a call is served: a call says what there is to say of it, a
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from agent.sight import MAX_STEPS, Peer, ms
+from agent.sight import REMEMBERED_STEPS, Peer, ms
 from engine.recorder import Ran
+
+log = logging.getLogger(__name__)
 
 SECONDS = 0.1
 """Between two views: what streams change is seen, and the messages stay few."""
@@ -45,7 +48,7 @@ class Scene:
     def __init__(self) -> None:
         self._calls: dict[int, Shown] = {}
         self._count = 0
-        self._ran: deque[Ran] = deque(maxlen=MAX_STEPS)
+        self._ran: deque[Ran] = deque(maxlen=REMEMBERED_STEPS)
         self._showing: asyncio.Task[None] | None = None
 
     def take(self, steps: Iterable[Ran]) -> None:
@@ -73,14 +76,22 @@ class Scene:
             self._showing.cancel()
 
     async def _show(self) -> None:
-        while any(call.watched for call in self._calls.values()):
-            steps = [self._ran.popleft() for _ in range(len(self._ran))]
-            peers = {number: seen(call) for number, call in self._calls.items()}
-            for number, call in list(self._calls.items()):
-                if call.watched:
-                    call.show(steps, [peer for other, peer in peers.items() if other != number])
-            await asyncio.sleep(SECONDS)
-        self._showing = None
+        try:
+            while any(call.watched for call in self._calls.values()):
+                steps = [self._ran.popleft() for _ in range(len(self._ran))]
+                peers = {number: seen(call) for number, call in self._calls.items()}
+                for number, call in list(self._calls.items()):
+                    if call.watched:
+                        self._show_one(call, steps, [peer for other, peer in peers.items() if other != number])
+                await asyncio.sleep(SECONDS)
+        finally:
+            self._showing = None
+
+    def _show_one(self, call: Shown, steps: Sequence[Ran], peers: Sequence[Peer]) -> None:
+        try:
+            call.show(steps, peers)
+        except Exception:  # one that cannot be shown must not keep the others in the dark
+            log.exception("a call cannot be shown")
 
 
 def seen(call: Shown) -> Peer:

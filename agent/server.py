@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from math import ceil
 from typing import Any
 
 from aiohttp import web
@@ -30,10 +29,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from agent import page, realtime_routes, speech_http, whep
 from agent.answering import Answering
-from agent.calls import CallLimits, CallRefused, Calls
+from agent.calls import CallLimits, Calls
 from agent.demo import Switchable
 from agent.guard import Access, Guard, Handler, Refusal, read_body
-from agent.offer import OfferError
+from agent.opening import refusals
 from agent.session import Engine, Session
 from engine.clock import MonotonicClock
 
@@ -107,13 +106,8 @@ class Routes:
 
     async def offer(self, request: web.Request) -> web.StreamResponse:
         sdp = offered(await read_body(request))
-        try:
+        with refusals():
             call_id, answer = await self._calls.open(sdp)
-        except OfferError as error:
-            raise Refusal(400, "bad_request", str(error)) from error
-        except CallRefused as error:
-            seconds = str(max(1, ceil(error.retry_after)))  # whole ones: RFC 9110, section 10.2.3
-            raise Refusal(503, "busy", str(error), 1000 * error.retry_after, Retry_After=seconds) from error
         return web.json_response({"sdp": answer, "type": "answer", "id": call_id})
 
     async def hang_up(self, request: web.Request) -> web.StreamResponse:

@@ -316,7 +316,8 @@ class Session:
         if self._sight is not None:
             self._sight.take_steps(steps)
             heard, now = self._buffer.heard(self._playing or "") / self._rate, self._clock.now()
-            for message in self._sight.told(now, heard, self.buffered, self._playing, peers):
+            others = peers if self.demo is not None else ()  # who else calls, and when, is not everybody's to know
+            for message in self._sight.told(now, heard, self.buffered, self._playing, others):
                 self.send(message)
 
     def _say(self, say: Say) -> None:
@@ -341,7 +342,7 @@ class Session:
             message = str(error)[:MAX_REASON_CHARS]
             self.report(Error(code=ErrorCode.BAD_REQUEST, message=message, id=speak.id, field=error.field))
             return False
-        self._live[speak.id] = Utterance(speak, request, self._rate, self._clock.now(), bool(self._live))
+        self._live[speak.id] = Utterance(speak, request, self._rate, self._clock.now(), bool(self._live), self._event)
         self._idle.clear()
         self._buffer.enqueue(speak.id)
         self._submit_waiting()
@@ -355,6 +356,7 @@ class Session:
 
     def resume(self) -> None:
         """Goes on where it stood still."""
+        self._silencing = None
         self.track.resume()
 
     def stop(self) -> None:
@@ -406,6 +408,7 @@ class Session:
         self.refuse(OVER)
         if self.partner:
             self.partner.close()
+        self._sight = None
         if self.scene is not None:
             self.scene.leave(self)
         self._cancel_all()
@@ -483,7 +486,10 @@ class Session:
         if isinstance(end, Failed):
             wait = None if end.retry_after is None else 1000 * end.retry_after
             reason = end.message[:MAX_REASON_CHARS]
-            self.report(Error(code=end.code, message=reason, id=utterance.id, retry_after_ms=wait))
+            event = utterance.event if end.code is ErrorCode.BAD_REQUEST else None
+            self.report(
+                Error(code=end.code, message=reason, id=utterance.id, event=event, field=end.field, retry_after_ms=wait)
+            )
         utterance.reason = FAILED if isinstance(end, Failed) else end.reason
         self._buffer.end(utterance.id)
         self._submit_waiting()

@@ -24,8 +24,8 @@ REMEMBERED = 8
 """Requests of a call that its steps are told by."""
 REMEMBERED_STEPS = 1000
 """Of the engine: those of the last seconds."""
-SETTLED_SECONDS = 0.15
-"""After its first packet the engine has told of all steps that led to it."""
+SETTLED_SECONDS = 0.35
+"""After its first packet the engine has told of all steps that led to it: it tells, and is shown, every 0.1 s."""
 
 Peer = tuple[int, float, int]
 """As in View."""
@@ -47,10 +47,13 @@ class Beginning:
     sent_at: float
     """Its first packet."""
 
-    def waterfall(self, steps: Iterable[Ran]) -> SpeechWaterfall:
-        """`steps`: those of the engine, at least all in which it took part until its first chunk."""
+    def waterfall(self, steps: Iterable[Ran]) -> SpeechWaterfall | None:
+        """`steps`: those of the engine, at least all in which it took part until its first chunk. None where the engine
+        tells of none."""
         own = [step for step in steps if self.request_id in step.requests and step.started_at < self.made_at]
-        began_at = own[0].started_at if own else self.made_at
+        if not own:
+            return None
+        began_at = own[0].started_at
         spent = {stage: sum(step.elapsed for step in own if step.stage is stage) for stage in Stage}
         return SpeechWaterfall(
             id=self.utterance.id,
@@ -118,7 +121,8 @@ class Sight:
     def _waterfalls(self, now: float) -> list[SpeechWaterfall]:
         settled = [each for each in self._beginnings if now - each.sent_at >= SETTLED_SECONDS]
         self._beginnings = [each for each in self._beginnings if each not in settled]
-        return [each.waterfall(self._recent) for each in settled]
+        falls = [each.waterfall(self._recent) for each in settled]
+        return [fall for fall in falls if fall is not None]
 
     def _shown(self, step: Ran) -> tuple[str, float, float, int, int]:
         mine = any(request in self._requests for request in step.requests)

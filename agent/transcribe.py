@@ -215,6 +215,12 @@ class BoundedTranscriber:
         self._transcriber, self._max_waiting, self._waiting = transcriber, max_waiting, 0
         self._max_audio_seconds, self._seconds = max_audio_seconds, seconds
 
+    @property
+    def busy(self) -> bool:
+        """A turn is waiting or being transcribed, or one is that nobody waits for any more: what need not be known
+        would hold the next turn up. Of an app's own it is known where that has a `busy`, too."""
+        return self._waiting > 0 or bool(getattr(self._transcriber, "busy", False))
+
     async def start(self) -> None:
         """Returns once it can transcribe. Raises TranscribeError where it never will."""
         try:

@@ -1,8 +1,9 @@
 """Finds out while a user is silent what they have said and whether they are done, before anybody has to know: what is
 found is a Judge's opinion, and the turn's text. It knows neither durations nor what is answered.
 
-At most one transcription and one opinion of a call are in the making. Its failures are nobody's trouble: a turn that is
-to be answered is then transcribed as if nobody had asked before.
+At most one transcription and one opinion of a call are in the making, and no transcription is begun while the
+transcriber is busy: one that may serve all calls must not make a turn that is over wait for a guess. Its failures are
+nobody's trouble: a turn that is to be answered is then transcribed as if nobody had asked before.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from agent.called import Called
 from agent.dialogue import Audio
 from agent.transcribe import BoundedTranscriber
 from agent.trouble import OutsideError
+from agent.turn import MAX_LATE
 from agent.turn_end import TurnEndModel, TurnSoFar
 from agent.words import Backchannels
 
@@ -50,6 +52,10 @@ class Understanding:
         self._text: asyncio.Task[str] | None = None
         self._opinion: asyncio.Task[float | None] | None = None
         self._asked: asyncio.Task[Any] | None = None
+        self._wordless = False
+        """The model wanted the words while the transcriber was busy."""
+        self._late = 0
+        """Opinions in a row that came too late for their turn."""
         self._complained: set[str] = set()
         self._closed = False
 
@@ -69,12 +75,13 @@ class Understanding:
         return succeeded(text) and not self._backchannels.cover(text.result())
 
     def over(self, onset_at: float, ended_at: float) -> float | None:
-        """See Judge: what the model says."""
-        if self._model is None or self._closed:
+        """See Judge: what the model says. After MAX_LATE opinions in a row that came too late no more are asked for."""
+        if self._model is None or self._closed or self._late >= MAX_LATE:
             self._asked = None
             return None
         self._turn_to((onset_at, ended_at))
-        if self._opinion is None:
+        if self._opinion is None or self._worth_another():
+            self._wordless = False
             self._opinion = self._begin(self._judged(self._model, (onset_at, ended_at)), "the turn-end model")
         self._asked = self._opinion
         return self._opinion.result() if succeeded(self._opinion) else None
@@ -93,6 +100,7 @@ class Understanding:
 
         What is known, or being found out, of the very same instants is not asked for again.
         """
+        self._note_late((onset_at, ended_at))
         known = self._take((onset_at, ended_at))
         return await (known or self._transcriber.transcribe(audio))
 
@@ -100,6 +108,16 @@ class Understanding:
         """Finds out nothing any more."""
         self._closed = True
         self.drop()
+
+    def _worth_another(self) -> bool:
+        """The model had no opinion for want of words, which can be had now."""
+        known = self._opinion
+        return self._wordless and not self._transcriber.busy and succeeded(known) and known.result() is None
+
+    def _note_late(self, span: Span) -> None:
+        """The turn is over: an opinion that is still being formed is of no use to it."""
+        if self._opinion is not None and span == self._span:
+            self._late = 0 if self._opinion.done() else self._late + 1
 
     def _take(self, span: Span) -> asyncio.Task[str] | None:
         """Gives the text to whoever waits for it, and may cancel it by being cancelled."""
@@ -117,8 +135,9 @@ class Understanding:
             self.drop()
             self._span = span
 
-    def _transcription(self, span: Span) -> asyncio.Task[str]:
-        if self._text is None:
+    def _transcription(self, span: Span) -> asyncio.Task[str] | None:
+        """None while the transcriber is busy, and nothing was asked of it before."""
+        if self._text is None and not self._transcriber.busy:
             self._text = self._begin(self._transcriber.transcribe(self._audio(*span)), "the transcriber")
         return self._text
 
@@ -126,8 +145,12 @@ class Understanding:
         """For the model; empty once nobody asks for it any more, and where it cannot be known."""
         if span != self._span:
             return ""
+        text = self._transcription(span)
+        self._wordless = text is None
+        if text is None:
+            return ""
         try:
-            return await asyncio.shield(self._transcription(span))  # the turn may want it when no model does
+            return await asyncio.shield(text)  # the turn may want it when no model does
         except OutsideError:
             return ""
 
@@ -155,5 +178,5 @@ class Understanding:
             log.info("%s could not be asked while the user was silent: %s: %s", who, type(error).__name__, error)
 
 
-def succeeded(task: asyncio.Task[Any]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None
+def succeeded(task: asyncio.Task[T] | None) -> TypeGuard[asyncio.Task[T]]:
+    return task is not None and task.done() and not task.cancelled() and task.exception() is None

@@ -19,13 +19,13 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil
 
 from aiohttp import web
 
-from agent.calls import CallRefused, Calls
+from agent.calls import Calls
 from agent.guard import AddRoute, Guard, Refusal, read_body
 from agent.offer import OfferError
+from agent.opening import refusals
 
 SDP, FRAGMENT = "application/sdp", "application/trickle-ice-sdpfrag"
 SERVED = ("audio", "application")
@@ -153,13 +153,8 @@ class WhepRoutes:
 
     async def _open(self, offer: str) -> tuple[str, str]:
         """The call's id and the whole answer. Raises Refusal."""
-        try:
+        with refusals():
             call_id, answer = await self._calls.open(listening(offer))
-        except OfferError as error:
-            raise Refusal(400, "bad_request", str(error)) from error
-        except CallRefused as error:
-            seconds = str(max(1, ceil(error.retry_after)))  # whole ones: RFC 9110, section 10.2.3
-            raise Refusal(503, "busy", str(error), 1000 * error.retry_after, Retry_After=seconds) from error
         return call_id, completed(answer, offer)
 
     def _remember(self, call_id: str, offer: str) -> IceSession:

@@ -56,6 +56,7 @@ class WhisperTranscriber:
         self._command = list(command) or worker
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._collector: asyncio.Task[None] | None = None
         self._changed, self._line = asyncio.Condition(), asyncio.Lock()
         self._ready, self._deaths, self._why = False, 0, ""
         self._last_id = self._owed = 0
@@ -65,6 +66,11 @@ class WhisperTranscriber:
     def pid(self) -> int | None:
         """Of the process, while there is one."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def busy(self) -> bool:
+        """A turn is being transcribed, also one that nobody waits for any more."""
+        return self._line.locked() or self._owed != 0
 
     async def start(self) -> None:
         """Returns when the model is loaded. Raises OutsideError when the first process ends before that."""
@@ -83,20 +89,23 @@ class WhisperTranscriber:
             process = await self._running()
             try:
                 return await self._ask(process, audio.astype("<i2").tobytes())
+            except asyncio.CancelledError:
+                self._collect(process)
+                raise
             except (OSError, EOFError) as error:
-                self._ready = False  # the supervisor will see it too, but the next turn may be sooner
-                kill(process)
+                self._lose(process)
                 raise OutsideError(
                     Trouble.BROKEN, "the process that transcribes has died; it is started again"
                 ) from error
 
     async def close(self) -> None:
         """Ends the process."""
-        if self._supervisor is not None:
-            supervisor, self._supervisor = self._supervisor, None
-            supervisor.cancel()
-            await asyncio.gather(supervisor, return_exceptions=True)
-            self._process, self._ready = None, False
+        tasks = [task for task in (self._supervisor, self._collector) if task is not None]
+        self._supervisor = self._collector = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._process, self._ready, self._owed = None, False, 0
 
     async def _running(self) -> asyncio.subprocess.Process:
         """The process, once it is ready. Raises OutsideError where that is not to be waited for."""
@@ -129,6 +138,26 @@ class WhisperTranscriber:
                     await self._answer(out)
         except TimeoutError:
             raise EOFError from None
+
+    def _collect(self, process: asyncio.subprocess.Process) -> None:
+        """Takes what a cancelled turn owes as soon as it comes, so that `busy` tells the truth while nobody asks."""
+        if self._supervisor is not None and (self._collector is None or self._collector.done()):
+            self._collector = asyncio.create_task(self._collected(process), name="whisper: owed")
+
+    async def _collected(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async with self._line:
+            try:
+                if process is self._process:
+                    await self._settle(process.stdout)
+            except (OSError, EOFError):
+                self._lose(process)
+
+    def _lose(self, process: asyncio.subprocess.Process) -> None:
+        """The supervisor will see it too, but the next turn may be sooner."""
+        if process is self._process:
+            self._ready = False
+        kill(process)
 
     async def _answer(self, out: asyncio.StreamReader) -> Word:
         word = await next_word(out)

@@ -256,7 +256,7 @@ class Call:
             case {"report": report}:
                 self.heard.reports.append(report)
             case {"order": order, "error": error}:
-                self._orders.pop(order).set_exception(WrtcError(error))
+                self._answer(order, error=WrtcError(error))
             case {"order": order, "value": value}:
                 self._answer(order, value)
             case {"offer": sdp}:
@@ -269,10 +269,11 @@ class Call:
         if pcm:
             self.heard.pcm += np.split(np.frombuffer(b64decode(pcm), np.int16), len(blocks))
 
-    def _answer(self, order: int, value: Any) -> None:
-        future = self._orders.pop(order)
-        if not future.done():  # whoever asked was cancelled
-            future.set_result(value)
+    def _answer(self, order: int, value: Any = None, error: WrtcError | None = None) -> None:
+        future = self._orders.pop(order, None)
+        if future is None or future.done():  # the call was over first, or whoever asked was cancelled
+            return
+        future.set_result(value) if error is None else future.set_exception(error)
 
     def _end(self, reason: str) -> None:
         """The first reason counts."""

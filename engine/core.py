@@ -221,7 +221,7 @@ class ModelSpec:
     sampling: SamplingParams
     """The checkpoint's own defaults."""
     max_text_chars: int = 2000
-    """As it is read: numbers written out, where `normalise` says so."""
+    """Of a text as it is given, and as it is read, with its numbers written out, where `normalise` says so."""
     normalise: str = ""
     """The language (BCP 47) in which numbers, symbols and markup are written out before the voice reads a text; empty:
     it gets texts as they are."""
@@ -352,6 +352,8 @@ class Refused:
     epoch: int
     code: ErrorCode
     message: str
+    field: str | None = None
+    """Of the request, where one is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +468,8 @@ class Failed:
     message: str
     retry_after: float | None = None
     """Seconds after which a busy engine may have room."""
+    field: str | None = None
+    """Of the request, where one is to blame."""
 
 
 End = Finished | Failed

@@ -21,14 +21,17 @@ class Judge:
     """By the Predictor's costs, for a policy that sends chunks in part or does not."""
 
     def __init__(self, predictor: Predictor, limits: Limits, policy: Policy, max_lead: float) -> None:
-        self._predictor, self._limits, self._max_lead = predictor, limits, max_lead
-        self._first_chunk = policy.first_chunk
-        self._in_part = policy.paced
+        self._predictor, self._limits = predictor, limits
+        self.use(policy, max_lead)
         self._parts = {guided: self._part(guided) for guided in (False, True)}
         """By what is known now and not later: how a prompt is parted may change the last bit of what is computed, and
         a request's codes must not depend on the load."""
         self.pace = predictor.pace(1, limits)
         """Of the streams that were judged last."""
+
+    def use(self, policy: Policy, max_lead: float) -> None:
+        """Judges for another policy from now on; prompts are parted as before."""
+        self._first_chunk, self._in_part, self._max_lead = policy.first_chunk, policy.paced, max_lead
 
     def judge(self, candidates: Sequence[Candidate], now: float) -> None:
         """Write into each what its stream needs, and its slack, if all of them share the device. This is most of

@@ -9,7 +9,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 from engine.checks import RequestError, check
@@ -163,10 +163,11 @@ class Runtime:
     def use_policy(self, name: str) -> None:
         """Has another policy decide from now on, for those too who are being served: for demonstrations.
 
-        An engine that is started again has the one of its config. Raises RequestError for a name that is not in
+        An engine that is started again has it, too. Raises RequestError for a name that is not in
         engine.policies.NAMES."""
         check(name in NAMES, "a policy", f"one of {', '.join(NAMES)}", name)
         with self._changed:
+            self.config = replace(self.config, policy=name)
             self._link.send(SetPolicy(name))
 
     def snapshot(self) -> Mapping[str, float]:

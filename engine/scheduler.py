@@ -75,7 +75,9 @@ class Scheduler:
         self._predictor = predictor
         self._room = Room(predictor, limits, spec.frame_seconds)
         self._entrance = Entrance(limits, self._room, self.metrics)
-        self._use(policy or Predicted(predictor, limits))
+        policy = policy or Predicted(predictor, limits)
+        self._judge = Judge(predictor, limits, policy, limits.max_lead)
+        self._use(policy)
         self._admitted: dict[int, Candidate] = {}
         self._leaving: list[Stream] = []
         self._in_flight: Flight | None = None
@@ -94,7 +96,7 @@ class Scheduler:
     def _use(self, policy: Policy) -> None:
         self._policy = policy
         self._max_lead = self._entrance.max_lead = self._limits.max_lead if policy.paced else inf
-        self._judge = Judge(self._predictor, self._limits, policy, self._max_lead)
+        self._judge.use(policy, self._max_lead)
 
     def apply(self, event: Applied, now: float) -> list[Output]:
         """Take an event in. A refusal and the end of a cancelled request are returned at once."""
@@ -103,7 +105,7 @@ class Scheduler:
                 return self._submit(event, now)
             case Refused():
                 self.metrics.count(Count.SUBMITTED)
-                return self._refuse(Failed(event.request_id, event.epoch, event.code, event.message))
+                return self._refuse(Failed(event.request_id, event.epoch, event.code, event.message, field=event.field))
             case Cancel():
                 stream = self._find(event.request_id)
                 if stream is not None:

@@ -260,7 +260,7 @@ def admitted(numbered: Numbered, model: models.Model, language: str = "") -> Sub
         prompt = model.prompt(written_out(request, language))
         return Submit(request_id, prompt, request.sampling, epoch, request.follows, numbered.submitted_at)
     except RequestError as error:
-        return Refused(request_id, epoch, ErrorCode.BAD_REQUEST, str(error))
+        return Refused(request_id, epoch, ErrorCode.BAD_REQUEST, str(error), error.field)
     except Exception as error:  # whatever else a caller hands in is that one's failure, not everybody's
         log.exception("request %d cannot be tokenised", request_id)
         problem = (

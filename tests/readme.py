@@ -44,6 +44,77 @@ def figures() -> list[str]:
     ]
 
 
+LINKS = {
+    "noticed_ms": "to the VAD, or the server",
+    "turn_ms": "to the decision",
+    "flush_ms": "to the flush",
+    "wire_ms": "to the last audible packet",
+    "listener_ms": "to silence behind the jitter buffer",
+    "total_ms": "**in all**",
+}
+"""Of falling silent: their names in the JSON and here."""
+PARTS = ("spoken_chromium", "spoken_wrtc", "stopped_chromium", "stopped_wrtc")
+
+
+def links() -> list[str]:
+    """How fast the agent falls silent, link by link."""
+    parts = [result("bargein")[name] for name in PARTS]
+    return [
+        f"| {words} | " + " | ".join(triple(part[link]) if part[link] else "–" for part in parts) + " |"
+        for link, words in LINKS.items()
+    ]
+
+
+def triple(figure: dict[str, float]) -> str:
+    return f"{figure['p50']:.0f} / {figure['p95']:.0f} / {figure['p99']:.0f}"
+
+
+def elsewhere() -> list[str]:
+    """What others say of theirs."""
+    return [
+        f"| {other['name']} | {'–' if other['ms'] is None else format(other['ms'], '.0f') + ' ms'} | {other['what']} "
+        f"([source]({other['source']})) |"
+        for other in result("bargein")["elsewhere"]
+    ]
+
+
+def cycles() -> str:
+    """Stop, and speak again at once."""
+    seen = result("bargein")["cycles"]
+    sound = seen["next_sound_ms"]
+    return (
+        f"Stopped and spoken to again at once, {seen['cycles']} times in one call, it is heard again after "
+        f"{sound['p50']:.0f} ms (p50; p95 {sound['p95']:.0f}, longest {sound['max']:.0f})"
+    )
+
+
+def transport() -> list[str]:
+    """How evenly packets leave, by the number of listeners."""
+    return [
+        f"| {row['peers']} | {row['inter_arrival_ms']['p50']:.1f} / {row['inter_arrival_ms']['p99']:.1f} / "
+        f"{row['inter_arrival_ms']['max']:.1f} ms | {100 * row['share_of_960_steps']:.0f} % | "
+        f"{row['server_cpu_percent']:.0f} % |"
+        for row in result("transport")["listened"]
+    ]
+
+
+def microphone() -> list[str]:
+    """How late a microphone is heard, by what is lost of it."""
+    return [
+        f"| {row['loss_percent']} % | {row['frame_ms']['p50']:.1f} / {row['frame_ms']['max']:.0f} ms | "
+        f"{row['judged_ms']['p50']:.0f} / {row['judged_ms']['max']:.0f} ms | "
+        f"{back(row['back_ms'])} |"
+        for row in result("transport")["spoken"]
+    ]
+
+
+def back(figure: dict[str, float | None] | None) -> str:
+    """The longest time until a microphone was in time again after a loss."""
+    if figure is None:
+        return "–"
+    return "never" if figure["max"] is None else f"{figure['max']:.0f} ms"
+
+
 def pair(figure: dict[str, float]) -> str:
     return f"{figure['p50']:.0f} / {figure['p95']:.0f}"
 

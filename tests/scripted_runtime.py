@@ -7,7 +7,7 @@ every request on a thread of its own, as the real one delivers on its reader thr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,7 @@ from engine.core import (
     RequestStats,
     SamplingParams,
 )
+from engine.recorder import Ran
 
 SPEC = ModelSpec(
     name="scripted",
@@ -137,9 +138,19 @@ class ScriptedRuntime:
         job = self.jobs[request_id]
         job.deliver(Finished(request_id, job.request.epoch, reason, STATS))
 
-    def fail(self, request_id: int, code: ErrorCode, message: str, retry_after: float | None = None) -> None:
+    def follow(self, take: Callable[[Sequence[Ran]], None] | None) -> None:
+        """It has no steps to tell."""
+
+    def fail(
+        self,
+        request_id: int,
+        code: ErrorCode,
+        message: str,
+        retry_after: float | None = None,
+        field: str | None = None,
+    ) -> None:
         job = self.jobs[request_id]
-        job.deliver(Failed(request_id, job.request.epoch, code, message, retry_after))
+        job.deliver(Failed(request_id, job.request.epoch, code, message, retry_after, field))
 
     def _speak(self, job: Job, pace: float) -> None:
         left = len(job.request.text)

@@ -160,7 +160,8 @@ AGENT_LEVELS = (
     "realtime_dialect",
     "peer",
     "calls page",
-    "whep speech_http realtime_routes",
+    "opening speech_http",
+    "whep realtime_routes",
     "server",
     "serve voice_agent",
 )

@@ -141,6 +141,18 @@ async def test_a_turn_whose_words_are_not_known_yet_goes_on_with_what_is_said_ne
     talk.session.close()
 
 
+async def test_a_pause_that_is_over_before_the_next_packet_silenced_nothing(executor: ThreadPoolExecutor) -> None:
+    talk = Talk(executor, Thinker("Here is a long story."))
+    talk.client(type="say", text="Tell me.")
+    await talk.settle()
+    talk.engine.say(1, frames=20)
+    await talk.packets(5)
+    talk.conversation.act(Pause(50.0, 50.1))
+    talk.conversation.act(Resume(50.2))
+    await talk.packets(3)
+    assert talk.told("speech.silenced") == []
+
+
 async def test_a_cough_only_pauses(executor: ThreadPoolExecutor) -> None:
     talk = Talk(executor, Thinker("Here is a long story."))
     talk.client(type="say", text="Tell me.")

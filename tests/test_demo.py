@@ -72,7 +72,9 @@ async def test_who_watches_is_shown_steps_chunks_and_the_others(server: Server) 
     await watcher.wait(lambda: watcher.told("view"))
     server.calls.scene.take([ran(1.0, 1)])
     watcher.send(type="speak", id="a", text="Hello there.")
-    await watcher.wait(lambda: watcher.told("speech.waterfall"))
+    await watcher.wait(lambda: any(view.get("playing") == "a" for view in watcher.told("view")))
+    server.calls.scene.take([ran(2.0, 1)])
+    await watcher.wait(lambda: len([step for view in watcher.told("view") for step in view.get("steps", [])]) == 2)
     views = watcher.told("view")
     assert next(step for view in views for step in view.get("steps", []))[:2] == ["depth", 1000.0]
     assert {chunk[0] for view in views for chunk in view.get("chunks", [])} == {"a"}
@@ -107,6 +109,45 @@ async def test_load_policy_and_network_are_changed_and_told(server: Server) -> N
     await caller.wait(lambda: caller.told("view")[-1].get("peers", [])[1:] == [])
     await caller.close()
     await other.close()
+
+
+async def test_load_that_is_taken_back_at_once_leaves_nothing(server: Server) -> None:
+    caller = await server.call()
+    caller.send(type="watch", on=True)
+    for load in (MAX_LOAD, 0, 5):
+        caller.send(type="demo", load=load)
+    await caller.wait(lambda: len(caller.told("demo.state")) == 4)
+    await caller.wait(lambda: len(caller.told("view")[-1].get("peers", [])) == 5)
+    await caller.close()
+    # five listeners are left: the fixture finds no task of theirs once the server has ended
+
+
+async def test_who_else_calls_is_shown_only_by_a_server_for_show(server: Server) -> None:
+    server.calls.demo = None
+    watcher, other = await server.call(), await server.call()
+    watcher.send(type="watch", on=True)
+    await watcher.wait(lambda: len(watcher.told("view")) > 1)
+    assert all("peers" not in view for view in watcher.told("view"))
+    await watcher.close()
+    await other.close()
+
+
+async def test_one_that_cannot_be_shown_leaves_the_others_in_the_light(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, watcher = await server.call(), await server.call()
+    (session,) = [each for each in server.calls.sessions if each.number == 1]
+
+    def show(steps: object, peers: object) -> None:
+        raise RuntimeError("broken glass")
+
+    monkeypatch.setattr(session, "show", show)
+    for caller in (broken, watcher):
+        caller.send(type="watch", on=True)
+    await watcher.wait(lambda: len(watcher.told("view")) > 2)
+    assert "broken glass" in caplog.text
+    await broken.close()
+    await watcher.close()
 
 
 @pytest.mark.parametrize(

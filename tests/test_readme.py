@@ -9,17 +9,22 @@ from readme import (
     blocks,
     bounds,
     concurrency,
+    cycles,
     deadlines,
     determinism,
+    elsewhere,
     embedding,
     figures,
     gaps,
     h200_gaps,
     heard,
+    links,
+    microphone,
     planning,
     simulating,
     stages,
     starts,
+    transport,
     underruns,
 )
 
@@ -42,7 +47,8 @@ def test_every_file_is_in_the_tree() -> None:
 
 def test_every_figure_comes_from_a_benchmark() -> None:
     cpu = (*figures(), *deadlines(), planning(), simulating(), *gaps())
-    for row in (*cpu, *ablation(), *concurrency(), *stages(), *h200_gaps()):
+    talk = (*links(), *elsewhere(), *transport(), *microphone())
+    for row in (*cpu, *talk, *ablation(), *concurrency(), *stages(), *h200_gaps()):
         assert row in README.splitlines(), f"the README lacks this row of the results: {row}"
-    for words in (bounds(), underruns(), bandwidth(), starts(), between(), determinism(), heard()):
+    for words in (bounds(), underruns(), bandwidth(), starts(), between(), determinism(), heard(), cycles()):
         assert words in " ".join(README.split()), f"the README lacks these words of the results: {words}"

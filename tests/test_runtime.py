@@ -305,6 +305,7 @@ def test_death_of_the_engine_is_told_and_mended() -> None:
         outputs: Queue[Output] = Queue()
         runtime.submit(ask(runtime, TEXT * 5), outputs.put)
         assert isinstance(outputs.get(timeout=60), Chunk)
+        runtime.use_policy("newest-first")
         engine.kill()
         failed = outputs.get(timeout=1)
         while not isinstance(failed, End):
@@ -320,6 +321,7 @@ def test_death_of_the_engine_is_told_and_mended() -> None:
         *_, end = runtime.stream(ask(runtime, "Back again."))
         assert isinstance(end, Finished)
         assert runtime.snapshot()["engine_restarts"] == 1
+        assert runtime.config.policy == "newest-first", "as it was asked for, in the new one too"
 
 
 def test_close_waits_for_the_running_and_refuses_the_new() -> None:

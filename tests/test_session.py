@@ -414,10 +414,10 @@ async def test_an_error_names_the_event_and_the_field(call: Call) -> None:
     call.client(type="stop", now=True)
     call.client(type="say", text="Hello.")
     call.speak("a")
-    call.engine.fail(1, ErrorCode.BAD_REQUEST, "the engine says this later")
+    call.engine.fail(1, ErrorCode.BAD_REQUEST, "the engine says this later", field="instruction")
     await asyncio.sleep(0)
     named = [(error.get("event"), error.get("field")) for error in call.told("error")]
-    assert named == [("stop", "now"), ("say", "type"), (None, None)]
+    assert named == [("stop", "now"), ("say", "type"), ("speak", "instruction")]
 
 
 async def test_a_name_that_is_taken_is_refused_and_the_first_goes_on(call: Call) -> None:

@@ -67,7 +67,7 @@ def test_the_waterfall_adds_up_to_the_time_from_asking_to_the_first_packet() -> 
     sight.take_chunk(said, chunk(made_at=10.068), 10.070)
     sight.take_start(said, 10.082)
     assert [type(message) for message in sight.told(10.1, 0.0, 0.0, "a", [])] == [View], "not settled yet"
-    waterfall, shown = sight.told(10.24, 0.0, 0.0, "a", [])
+    waterfall, shown = sight.told(10.44, 0.0, 0.0, "a", [])
     assert isinstance(waterfall, SpeechWaterfall)
     assert isinstance(shown, View)
     parts = {name: getattr(waterfall, name) for name in waterfall.__struct_fields__ if name != "id"}
@@ -83,7 +83,7 @@ def test_the_waterfall_adds_up_to_the_time_from_asking_to_the_first_packet() -> 
         "playout_ms": pytest.approx(12),
     }
     assert sum(parts.values()) == pytest.approx(82)
-    assert len(sight.told(10.34, 0.0, 0.0, "a", [])) == 1, "it is told once"
+    assert len(sight.told(10.54, 0.0, 0.0, "a", [])) == 1, "it is told once"
 
 
 def test_what_waited_for_another_utterance_has_no_waterfall() -> None:

@@ -184,6 +184,37 @@ async def test_what_is_too_short_is_nothing_and_what_is_too_long_is_refused() ->
         await transcriber.transcribe(SPEECH.astype(float))
 
 
+async def test_busy_while_a_turn_waits_or_the_apps_own_says_so() -> None:
+    free = asyncio.Event()
+
+    class Wary:
+        busy = False
+
+        async def start(self) -> None: ...
+
+        async def transcribe(self, audio: Audio) -> str:
+            await free.wait()
+            return "a"
+
+        async def close(self) -> None: ...
+
+    wary = Wary()
+    transcriber = own(wary)
+    seen = [transcriber.busy]
+    tasks = [asyncio.create_task(transcriber.transcribe(SPEECH)) for _ in range(2)]
+    await asyncio.sleep(0)
+    seen.append(transcriber.busy)
+    tasks[0].cancel()
+    await asyncio.gather(tasks[0], return_exceptions=True)
+    seen.append(transcriber.busy)
+    free.set()
+    await tasks[1]
+    seen.append(transcriber.busy)
+    wary.busy = True
+    seen.append(transcriber.busy)
+    assert seen == [False, True, True, False, True]
+
+
 async def test_more_turns_than_may_wait_are_refused() -> None:
     free = asyncio.Event()
 
@@ -318,6 +349,42 @@ async def test_a_turn_that_was_cancelled_is_dropped_and_the_next_one_gets_its_ow
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert await worker.transcribe(turn(8)) == "8: 32000"
+
+
+async def test_busy_until_what_a_cancelled_turn_owes_has_come(worker: WhisperTranscriber) -> None:
+    bounded = BoundedTranscriber(worker, max_waiting=8, max_audio_seconds=60.0, seconds=15.0)
+    seen = [bounded.busy]
+    task = asyncio.create_task(bounded.transcribe(turn(IS_SLOW)))
+    async with asyncio.timeout(10):
+        while not worker._owed:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+    seen.append(bounded.busy)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    seen.append(bounded.busy)  # nobody waits, and the process works on
+    async with asyncio.timeout(10):
+        while bounded.busy:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0.01)
+    assert seen == [False, True, True]
+    assert await bounded.transcribe(turn(8)) == "8: 32000"
+    assert not bounded.busy
+
+
+async def test_a_process_that_dies_with_what_it_owes_is_not_busy(worker: WhisperTranscriber) -> None:
+    task, first = asyncio.create_task(worker.transcribe(turn(HANGS))), worker.pid
+    async with asyncio.timeout(10):
+        while not worker._owed:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert worker.busy
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        while worker.busy:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0.01)
+    assert await worker.transcribe(turn()) == "9: 32000"
+    assert worker.pid != first
 
 
 async def test_a_process_that_dies_is_started_again(

@@ -49,8 +49,8 @@ class Asked:
         self.scribe = Scribe(text)
         if free:
             self.scribe.free.set()
-        transcriber = make_transcriber(TranscriberConfig("function"), self.scribe.transcribe)
-        self.understanding = Understanding(transcriber, self.audio, model, ["amen"])
+        self.transcriber = make_transcriber(TranscriberConfig("function"), self.scribe.transcribe)
+        self.understanding = Understanding(self.transcriber, self.audio, model, ["amen"])
         self.judge: Judge = self.understanding
 
     def audio(self, onset_at: float, ended_at: float) -> Audio:
@@ -134,14 +134,33 @@ async def test_other_instants_are_another_turn() -> None:
 async def test_at_most_one_transcription_is_in_the_making() -> None:
     asked = Asked(SentenceEnd())
     for n in range(5):
-        asked.judge.interrupts(1.0, 1.5 + n)
-        asked.judge.over(1.0, 1.5 + n)
-        for _ in range(5):
+        for _ in range(10):  # frames: the first one gives up what was asked before
+            asked.judge.interrupts(1.0, 1.5 + n)
+            asked.judge.over(1.0, 1.5 + n)
             await asyncio.sleep(0)
         assert len(asked.scribe.asked) - asked.scribe.cancelled == 1
     asked.judge.drop()
     await no_task({asyncio.current_task()})
     assert asked.scribe.cancelled == 5
+
+
+async def test_no_guess_is_begun_while_the_transcriber_is_busy() -> None:
+    asked = Asked(SentenceEnd())
+    elsewhere = asyncio.create_task(asked.transcriber.transcribe(np.zeros(4000, np.int16)))
+    await asyncio.sleep(0)
+    assert not asked.judge.interrupts(1.0, 1.5)
+    assert not asked.judge.asking, "no pause waits for it"
+    assert await opinion(asked) is None
+    words = asyncio.create_task(asked.understanding.words(asked.audio(0.5, 2.5), 0.5, 2.5))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert asked.scribe.asked == [4000, 32_000], "a turn that is over is asked for all the same"
+    asked.scribe.free.set()
+    assert await asyncio.gather(elsewhere, words) == ["Stop!", "Stop!"]
+    assert await opinion(asked) == 0.9, "asked again, once the words can be had"
+    assert asked.judge.interrupts(1.0, 1.5)
+    assert asked.scribe.asked == [4000, 32_000, 8000]
+    asked.understanding.close()
 
 
 async def test_who_waits_for_a_turns_words_may_give_up() -> None:
@@ -256,3 +275,30 @@ async def test_a_model_that_hangs_is_cancelled() -> None:
         await asyncio.sleep(0)
     assert ended == [""], "nobody asks any more"
     assert asked.scribe.asked == []
+
+
+async def test_a_model_that_is_late_three_times_in_a_row_is_asked_no_more() -> None:
+    free = asyncio.Event()
+
+    async def model(turn: TurnSoFar) -> float:
+        await free.wait()
+        return 0.9
+
+    asked, asking = Asked(model, free=True), list[bool]()
+    for n, in_time in enumerate([False, False, True, False, False, False, False, True]):
+        free.set() if in_time else free.clear()
+        asked.judge.over(n, n + 0.5)
+        asking.append(asked.judge.asking)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await asked.understanding.words(asked.audio(n, n + 0.5), n, n + 0.5)
+    assert asking == [True] * 6 + [False] * 2
+
+
+async def test_a_user_who_goes_on_makes_no_model_late() -> None:
+    asked = Asked(SentenceEnd())
+    for n in range(5):
+        asked.judge.over(n, n + 0.5)
+        assert asked.judge.asking
+        asked.judge.drop()
+    asked.understanding.close()

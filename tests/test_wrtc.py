@@ -15,9 +15,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sized
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import astuple, dataclass, fields
 from functools import partial
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -429,6 +431,24 @@ async def test_a_call_is_there_reports_itself_and_ends(folder: Path) -> None:
 
 def running(call: Call) -> bool:
     return Path(f"/proc/{call.pid}").exists()
+
+
+async def test_an_answer_that_nobody_waits_for_is_passed_over() -> None:
+    loop, call = asyncio.get_running_loop(), Call(Mock(), StringIO())
+    futures = [loop.create_future() for _ in range(4)]
+    call._orders = dict(enumerate(futures))
+    futures[0].cancel()
+    call._take({"order": 0, "error": "oh"})
+    futures[1].cancel()
+    call._take({"order": 1, "value": 1.0})
+    call._take({"order": 2, "error": "no such device"})
+    with pytest.raises(WrtcError, match="no such device"):
+        await futures[2]
+    call._take({"over": "the peer failed"})
+    call._take({"order": 3, "value": 1.0})
+    call._take({"order": 3, "error": "oh"})
+    with pytest.raises(WrtcError, match="the call is over: the peer failed"):
+        await futures[3]
 
 
 async def test_a_message_that_the_server_does_not_take_is_answered(folder: Path) -> None:

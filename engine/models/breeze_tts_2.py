@@ -299,7 +299,9 @@ class Layouts:
         tags = {"": ""} | {form: f"[{name}]" for name in self._speakers for form in (name, f"[{name}]")}
         if speaker not in tags:
             known = ", ".join(self._speakers)
-            raise RequestError(f"speaker must be one of {known} or empty, got {speaker!r}; choose one of them")
+            raise RequestError(
+                f"speaker must be one of {known} or empty, got {speaker!r}; choose one of them", "speaker"
+            )
         return tags[speaker]
 
     def _segment(self, text: str) -> TextSegment:
@@ -314,7 +316,8 @@ class Layouts:
             known = ", ".join(sorted(self._spec.modes))
             raise RequestError(
                 f"voice {self._spec.name} knows the modes {known}, got a request of mode {request.mode}; "
-                "leave out the instruction (design, direction) or the reference (clone, direction)"
+                "leave out the instruction (design, direction) or the reference (clone, direction)",
+                "instruction" if request.instruction else "reference",
             )
         self._check_text("text", request.text)
         if request.instruction:
@@ -326,14 +329,14 @@ class Layouts:
     def _check_text(self, what: str, text: str) -> None:
         limit = self._spec.max_text_chars
         if len(text) > limit:
-            raise RequestError(f"{what} must have at most {limit} characters, got {len(text)}; send it in parts")
+            raise RequestError(f"{what} must have at most {limit} characters, got {len(text)}; send it in parts", what)
         for mark in AUDIO_MARKS:
             if mark in text:
-                raise RequestError(f"{what} must not hold {mark}, which marks audio in the prompt; take it out")
+                raise RequestError(f"{what} must not hold {mark}, which marks audio in the prompt; take it out", what)
         if unknown := ", ".join(map(repr, self._unreadable(text))):
-            raise RequestError(f"{what} must be text that the voice can read, got {unknown}; take that out")
+            raise RequestError(f"{what} must be text that the voice can read, got {unknown}; take that out", what)
         if not text.strip() or not self._bare_ids(text):
-            raise RequestError(f"{what} must hold something to say, got {text!r}; send words")
+            raise RequestError(f"{what} must hold something to say, got {text!r}; send words", what)
 
     def _check_room(self, request: Request, prompt_length: int) -> None:
         """Speech that would be cut off, because the prompt takes its place, is refused."""
