@@ -14,6 +14,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.normalise import normalise
+
 PCM = NDArray[np.int16]
 """Mono samples, shape [samples]."""
 
@@ -113,6 +115,8 @@ PAUSED = re.compile(r"[,.;:?!…，。；：？！、—–][^\w\s]*$|^[—–-]
 """At the end of a word: after it a pause is to be expected."""
 VOWELS = re.compile(r"[aeiouyà-æè-ïò-öø-ýœ]+")
 SILENT_E = re.compile(r"(?<=[a-z]{2})e$")
+PLAIN = re.compile(r"[^\w\s]*[A-Z]?[a-zà-öø-ÿ'’-]+[^\w\s]*")
+"""A word that is read as it is written."""
 LETTER = re.compile(r"[^\W\d_]")
 
 WORD_SECONDS, SYLLABLE_SECONDS, CONSONANT_SECONDS, FINAL_SECONDS = 0.078, 0.064, 0.028, 0.084
@@ -134,18 +138,26 @@ class Word:
     """Whether one is to be expected after it."""
 
 
-def words(text: str) -> list[Word]:
-    """The text's words in order. Punctuation that stands alone belongs to the word before it."""
+def words(text: str, language: str = "") -> list[Word]:
+    """The text's words in order. Punctuation that stands alone belongs to the word before it. `language`: in which the
+    voice has numbers and symbols written out, if it has."""
     found: list[Word] = []
     for match in WORD.finditer(text):
         word, pause = match.group(), PAUSED.search(match.group()) is not None
-        seconds = expected_seconds(word)
+        seconds = read_seconds(word, language)
         if seconds:
             found.append(Word(match.end(), seconds + pause * FINAL_SECONDS, pause))
         elif found:
             last = found.pop()
             found.append(Word(match.end(), last.seconds, last.pause or pause))
     return found
+
+
+def read_seconds(word: str, language: str) -> float:
+    """What the word takes to say as the voice reads it: $3.50 is five words."""
+    if not language or PLAIN.fullmatch(word):
+        return expected_seconds(word)
+    return sum(map(expected_seconds, normalise(word, language).split())) or expected_seconds(word)
 
 
 def expected_seconds(word: str) -> float:
@@ -181,17 +193,25 @@ HEARD_SHARE = 0.5
 """A word was heard when so much of it was played."""
 
 
-def heard_text(text: str, position_samples: int, loudness: Loudness, complete: bool, usual_rate: float = 1.0) -> str:
+def heard_text(
+    text: str,
+    position_samples: int,
+    loudness: Loudness,
+    complete: bool,
+    usual_rate: float = 1.0,
+    language: str = "",
+) -> str:
     """The beginning of `text` that was heard by `position_samples` of its audio, up to the end of a word.
 
     `loudness` is that of all audio there is of it by now, of which more may lie behind the position: `complete` says
     that the voice came to the text's end with it (not so if it was cancelled or cut). `usual_rate` is the voice's, from
-    spoken_rate of earlier utterances. No recogniser is asked: each word is taken to last as long as its syllables and
-    consonants want, and the audio's silences put that right. `agent/bench_heard.py` measures the error.
+    spoken_rate of earlier utterances, `language` as in `words`. No recogniser is asked: each word is taken to last as
+    long as its syllables and consonants want, and the audio's silences put that right. `agent/bench_heard.py` measures
+    the error.
     """
     silences = loudness.silences()
     spoken = spoken_seconds(min(position_samples / loudness.sample_rate, loudness.seconds), silences)
-    said, end = words(text), 0
+    said, end = words(text, language), 0
     ends = spoken_ends(said, silences, loudness.seconds, complete, usual_rate)
     for word, (begins, finished) in zip(said, pairwise([0.0, *ends]), strict=True):
         if begins + HEARD_SHARE * (finished - begins) >= spoken:

@@ -30,6 +30,8 @@ class Utterance:
     speak: Speak
     request: Request
     sample_rate: int
+    language: str
+    """In which the voice has the text written out; empty: not at all."""
     asked_at: float
     waited: bool
     """Another utterance was there before it."""
@@ -118,7 +120,9 @@ class Utterance:
         text, whole = self.speak.text, self.reason == FinishReason.END
         if whole and samples == self.played_samples:
             return text
-        return heard_text(text, samples, self.loudness, whole) if self.loudness else ""
+        if self.loudness is None:
+            return ""
+        return heard_text(text, samples, self.loudness, whole, language=self.language)
 
     def _ms(self, samples: int) -> float:
         return 1000 * samples / self.sample_rate

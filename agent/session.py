@@ -342,7 +342,15 @@ class Session:
             message = str(error)[:MAX_REASON_CHARS]
             self.report(Error(code=ErrorCode.BAD_REQUEST, message=message, id=speak.id, field=error.field))
             return False
-        self._live[speak.id] = Utterance(speak, request, self._rate, self._clock.now(), bool(self._live), self._event)
+        self._live[speak.id] = Utterance(
+            speak,
+            request,
+            self._rate,
+            self._engine.spec.normalise,
+            self._clock.now(),
+            bool(self._live),
+            self._event,
+        )
         self._idle.clear()
         self._buffer.enqueue(speak.id)
         self._submit_waiting()

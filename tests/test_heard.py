@@ -174,6 +174,16 @@ def test_longer_words_and_numbers_take_longer() -> None:
     assert words("make")[0].seconds < words("maker")[0].seconds  # the e is silent
 
 
+def test_what_is_written_out_takes_as_long_as_what_is_said() -> None:
+    (price,) = words("$3.50", "en")
+    spoken = sum(word.seconds for word in words("three dollars and fifty cents"))
+    assert price.seconds == pytest.approx(spoken)
+    assert [word.seconds for word in words("Three dollars, please!", "en")] == [
+        word.seconds for word in words("Three dollars, please!")
+    ], "words are words"
+    assert words("$3.50")[0].seconds < spoken, "a voice that gets it as it is"
+
+
 def test_half_a_word_is_heard_and_less_is_not() -> None:
     text = "Nobody knows"
     loudness = audio((said(text), 8000))

@@ -15,7 +15,7 @@ from engine.recorder import Ran
 
 
 def utterance(name: str = "a", request_id: int = 7, asked_at: float = 10.0, waited: bool = False) -> Utterance:
-    said = Utterance(Speak(id=name, text="Hello."), Request("Hello.", SamplingParams()), 24_000, asked_at, waited)
+    said = Utterance(Speak(id=name, text="Hello."), Request("Hello.", SamplingParams()), 24_000, "", asked_at, waited)
     said.request_id = request_id
     return said
 
