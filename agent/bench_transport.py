@@ -482,7 +482,7 @@ def wait(seconds: float, advance: Advance) -> None:
     began_at = time.monotonic()
     while (passed := time.monotonic() - began_at) < seconds:
         advance(passed)
-        time.sleep(min(1.0, seconds - passed))
+        time.sleep(min(1.0, seconds - passed))  # the measurement lasts so long; the bar moves once a second
     advance(seconds)
 
 
@@ -492,7 +492,7 @@ def listened(speech: Speech, peers: int, seconds: float, advance: Advance) -> Li
         url = receive(server)
         with process(listen, url, peers) as listeners:
             receive(listeners, 2 * PATIENCE)
-            time.sleep(SETTLE_SECONDS)
+            time.sleep(SETTLE_SECONDS)  # calls that have just begun are not measured
             before, heard_before, began_at = ask(server), ask(listeners), time.monotonic()
             wait(seconds, advance)
             ended_at, after, heard = time.monotonic(), ask(server), ask(listeners)
