@@ -18,7 +18,7 @@ from functools import partial
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -26,6 +26,7 @@ import pytest
 import tones
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from npm import unavailable
 from tones import PITCHES, Ear, ToneRuntime
 
 from agent import wrtc
@@ -51,11 +52,6 @@ DROPPED = 3
 """Packets in a row: 60 ms, more than the jitter buffer holds."""
 LATE = 0.008
 """Seconds by which a packet or a block may come too late after the one before; beyond, the machine does not keep up."""
-
-
-def unavailable(reason: str) -> NoReturn:
-    """With CI set it is a failure, elsewhere a skip."""
-    pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")

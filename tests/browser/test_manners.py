@@ -7,18 +7,15 @@ npm fetches axe-core, which looks for what keeps people out (https://github.com/
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import os
-import subprocess
-import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import require_browser
+from npm import taken
 from sounds import noise
 from test_talk import write
 
@@ -37,29 +34,10 @@ SHA512 = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuF
 """Of the package, as `npm view AXE dist.integrity` says."""
 
 
-def unavailable(reason: str) -> NoReturn:
-    """With CI set it is a failure, elsewhere a skip."""
-    pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its script."""
-    folder = tmp_path_factory.mktemp("axe")
-    command = ["npm", "pack", "--silent", "--ignore-scripts", "--prefer-offline", AXE]
-    try:
-        subprocess.run(command, cwd=folder, check=True, timeout=120, capture_output=True, text=True)
-    except FileNotFoundError:
-        unavailable("not installed: npm (Debian: apt-get install npm)")
-    except subprocess.CalledProcessError as error:
-        unavailable(f"npm could not fetch {AXE}: {error.stderr.strip()[:200]}")
-    (package,) = folder.glob("*.tgz")
-    assert base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode() == SHA512
-    with tarfile.open(package) as archive:
-        source = archive.extractfile("package/axe.min.js")
-        assert source is not None
-        (folder / "axe.js").write_bytes(source.read())
-    return folder / "axe.js"
+    return taken(AXE, SHA512, "package/axe.min.js", tmp_path_factory.mktemp("npm"))
 
 
 @pytest.fixture(scope="module")

@@ -5,19 +5,15 @@ npm fetches the package, nothing else and without its dependencies: the bundle h
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
-import subprocess
-import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from conftest import require_browser
+from npm import taken
 from sounds import Wave, clip, noise
 from test_talk import LONG, write
 
@@ -65,29 +61,10 @@ async (session) => {
 """
 
 
-def unavailable(reason: str) -> NoReturn:
-    """With CI set it is a failure, elsewhere a skip."""
-    pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The client's file."""
-    folder = tmp_path_factory.mktemp("npm")
-    command = ["npm", "pack", "--silent", "--ignore-scripts", "--prefer-offline", CLIENT]
-    try:
-        subprocess.run(command, cwd=folder, check=True, timeout=120, capture_output=True, text=True)
-    except FileNotFoundError:
-        unavailable("not installed: npm (Debian: apt-get install npm)")
-    except subprocess.CalledProcessError as error:
-        unavailable(f"npm could not fetch {CLIENT}: {error.stderr.strip()[:200]}")
-    (package,) = folder.glob("*.tgz")
-    assert base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode() == SHA512
-    with tarfile.open(package) as archive:
-        source = archive.extractfile(BUNDLE)
-        assert source is not None
-        (folder / "client.js").write_bytes(source.read())
-    return folder / "client.js"
+    return taken(CLIENT, SHA512, BUNDLE, tmp_path_factory.mktemp("npm"))
 
 
 class Talk:
