@@ -5,6 +5,7 @@ Sending never waits: a thread of its own writes, so that no caller, event loop o
 
 from __future__ import annotations
 
+import atexit
 import logging
 import multiprocessing
 import pickle
@@ -52,6 +53,7 @@ class Link:
             self._engine = context.Process(target=work, args=(theirs, config), name="breezert-engine", daemon=True)
             self._engine.start()
             theirs.close()  # so that the pipe ends when the process does
+            atexit.register(self.kill)  # before multiprocessing's own, which asks by SIGTERM and waits for ever
         self._writer = threading.Thread(target=self._write, name="engine-writer", daemon=True)
         self._writer.start()
 
@@ -97,6 +99,7 @@ class Link:
     def release(self) -> None:
         """Gives back the threads and the pipe of an engine that has ended."""
         self._released = True
+        atexit.unregister(self.kill)
         self._outgoing.put(None)
         self._writer.join()
         self._connection.close()

@@ -1,5 +1,6 @@
 """Fixtures that several files share: the embedded voice, speaking, loaded once a session."""
 
+import faulthandler
 import os
 from collections.abc import Iterator
 from math import inf
@@ -11,6 +12,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from engine.messages import RuntimeConfig
 from engine.runtime import Runtime
+
+ENDS_WITHIN = 60
+"""Seconds from the last test to the end of the process."""
+
+
+def pytest_unconfigure() -> None:
+    """A thread that a test left behind keeps a process alive for ever: then all stacks are shown, and the run fails."""
+    faulthandler.dump_traceback_later(ENDS_WITHIN, exit=True)
 
 
 @pytest.fixture(scope="session")

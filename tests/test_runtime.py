@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +38,7 @@ from engine.messages import Ready, RuntimeConfig, StartUp
 from engine.recorder import Ran
 from engine.runtime import EngineError, Runtime
 
+ROOT = Path(__file__).resolve().parent.parent
 TEXT = "Good morning, how can I help you today?"
 
 
@@ -296,6 +299,34 @@ def test_a_signal_to_the_whole_group_leaves_the_end_to_the_owner(runtime: Runtim
         os.kill(process.pid, number)
     *_, end = runtime.stream(ask(runtime, "Still here.", max_frames=8))
     assert isinstance(end, Finished)
+
+
+FORGETFUL = """
+import multiprocessing
+from engine.messages import RuntimeConfig
+from engine.runtime import Runtime
+if __name__ == "__main__":
+    runtime = Runtime.start(RuntimeConfig(device="cpu"))
+    (engine,) = multiprocessing.active_children()
+    print(engine.pid, flush=True)
+    raise SystemExit(3)
+"""
+
+
+def test_a_program_that_forgets_to_close_its_runtime_ends_all_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "forgetful.py"
+    script.write_text(FORGETFUL)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 3, done.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
 
 
 def test_death_of_the_engine_is_told_and_mended() -> None:
