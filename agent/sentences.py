@@ -29,6 +29,8 @@ MARK = re.compile(
 )
 WORD = re.compile(r"[^\W\d_]+(?:\.[^\W\d_]+)*$")
 """The word before a full stop, with the full stops inside it: U.S, e.g."""
+FENCE = re.compile(r"(?P<fence>`{3,}|~{3,})[^`\n]*\n")
+"""Opens a block of code (CommonMark, section 4.5)."""
 NEXT_WORD = re.compile(r"[^\W\d_]*")
 LIST_MARK = re.compile(r"\s*\(?\d{1,3}\.$")
 ORDINAL = re.compile(
@@ -96,6 +98,9 @@ class Sentences:
     between two characters as a reader sees them. With `early_chars` the first piece may end at the first clause that
     has so many characters, so that speech starts sooner. The pieces, joined, are the text but for white space; those
     that are not `speakable` are given out too, so that nothing is lost. Raises ValueError for limits below MIN_CHARS.
+
+    A block of code is one piece, with its lines, so that whoever reads it out can tell that it is one; what does not
+    fit of it is left out.
     """
 
     def __init__(self, max_chars: int = MAX_CHARS, early_chars: int | None = None) -> None:
@@ -117,7 +122,8 @@ class Sentences:
     def _cut(self, final: bool) -> list[str]:
         pieces = list[str]()
         while (end := self._piece_end(final)) is not None:
-            piece, self._rest = " ".join(self._rest[:end].split()), self._rest[end:]
+            text, self._rest = self._rest[:end], self._rest[end:]
+            piece = shortened(text, self._max_chars) if FENCE.match(text) else " ".join(text.split())
             pieces.append(piece)
             if speakable(piece):
                 self._early_chars = None
@@ -126,12 +132,31 @@ class Sentences:
     def _piece_end(self, final: bool) -> int | None:
         """Where the next piece ends; None where more has to be known, or nothing is left."""
         self._rest = self._rest.lstrip()
+        if opened := FENCE.match(self._rest):
+            return block_end(self._rest, opened, final)
         size = self._max_chars + LOOKAHEAD
         window = Window(self._rest[:size], ended=final and len(self._rest) <= size)
         if not window.text:
             return None
         whole = window.ended or len(self._rest) >= size
         return piece_end(window, whole, self._max_chars, self._early_chars)
+
+
+def block_end(text: str, opened: re.Match[str], final: bool) -> int | None:
+    """Behind the fence that closes the block which the text begins with; None where it is still being written."""
+    mark = opened["fence"]
+    closing = re.compile(rf"^ {{0,3}}{re.escape(mark)}{re.escape(mark[0])}*[ \t]*(?:\n|\Z)", re.MULTILINE)
+    closed = closing.search(text, opened.end())
+    whole = closed is not None and (final or closed[0].endswith("\n"))
+    return closed.end() if closed is not None and whole else len(text) if final else None
+
+
+def shortened(block: str, max_chars: int) -> str:
+    """A block of code, with as much of it between its fences as fits."""
+    opening, *lines = block.strip().splitlines()
+    fence = opening[:3]
+    inside = "\n".join(lines[:-1] if lines and lines[-1].lstrip().startswith(fence) else lines)
+    return f"{fence}\n{inside[: max_chars - 2 * len(fence) - 2]}\n{fence}"
 
 
 def piece_end(window: Window, whole: bool, max_chars: int, early_chars: int | None) -> int | None:

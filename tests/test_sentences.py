@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.sentences import MIN_CHARS, Sentences, speakable
+from engine.markdown import lines
 
 
 def pieces(text: str, max_chars: int = 300, early_chars: int | None = None) -> list[str]:
@@ -102,6 +103,26 @@ def test_what_has_no_letter_and_no_digit_is_not_spoken() -> None:
     assert [speakable(piece) for piece in ("...", "—", "😀", "* * *", "", "「」", "a", "5", "は", "é")] == [
         False, False, False, False, False, False, True, True, True, True,
     ]  # fmt: skip
+
+
+CODE = "Here is how:\n\n```python\nfor i in range(3):\n    print(i)\n```\nDone. And:\n~~~\nmake. test.\n~~~"
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, len(CODE)])
+def test_a_block_of_code_is_one_piece(size: int) -> None:
+    sentences = Sentences()
+    found = [piece for at in range(0, len(CODE), size) for piece in sentences.push(CODE[at : at + size])]
+    block = "```\nfor i in range(3):\n    print(i)\n```"
+    assert [*found, *sentences.end()] == ["Here is how:", block, "Done.", "And:", "~~~\nmake. test.\n~~~"]
+    assert lines(block) == ["Code block."]
+
+
+def test_a_block_of_code_is_shortened_and_needs_no_end() -> None:
+    sentences = Sentences(max_chars=48)
+    assert sentences.push("```\n" + "abc. def\n" * 30) == [], "it may go on"
+    (block,) = sentences.end()
+    assert block.startswith("```\nabc. def\n") and block.endswith("\n```") and len(block) == 48
+    assert sentences.push("```\none\n```\nTwo. ") == ["```\none\n```", "Two."]
 
 
 def test_limits_are_checked() -> None:
