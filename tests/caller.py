@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from agent.protocol import CHANNEL
 
-WITHIN = 10.0
+WITHIN = 30.0
 """Seconds after which a wait in a test has failed: far beyond what anything takes, so that no test is about time."""
 
 

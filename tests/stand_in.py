@@ -11,7 +11,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.test_utils import TestServer
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
-WITHIN = 5.0
+WITHIN = 20.0
 
 
 class StandIn:

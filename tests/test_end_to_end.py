@@ -20,7 +20,7 @@ LONG = "This will take a while, since there are many words to be said before it 
 
 @pytest.fixture
 async def calls(runtime: Runtime) -> AsyncIterator[Calls]:
-    opened = Calls(runtime, CallLimits(silence=1.0, pinged_silence=1.0))
+    opened = Calls(runtime, CallLimits(silence=3.0, pinged_silence=3.0))  # aiortc reports every 0.5 to 1.5 s
     yield opened
     await opened.close()
 
@@ -82,7 +82,7 @@ async def test_neighbours_go_on_when_one_vanishes(calls: Calls, runtime: Runtime
     _, goes = await call(calls)
     for caller in (stays, goes):
         caller.send(type="speak", id="a", text=LONG)
-    await goes.wait(lambda: goes.told("speech.started"))
+    await goes.wait(lambda: goes.told("speech.started") or goes.told("speech.queued"))  # on a busy machine it waits
     goes.vanish()
     await stays.wait(lambda: stays.told("speech.stopped"))
     assert stays.told("speech.stopped")[0]["reason"] == "end"

@@ -232,7 +232,7 @@ async def test_both_directions_survive_trouble(name: str, monkeypatch: pytest.Mo
     trouble = TROUBLES[name]
     line = Line(media=trouble, others=trouble)
     async with house(line, monkeypatch) as server:
-        async with Client.connect(str(server.http.make_url("/")), within=3 * WITHIN) as call:
+        async with Client.connect(str(server.http.make_url("/")), within=WITHIN) as call:
             spoken, told = await talk(call)
         down, up = line.talking  # the microphone begins later
         hearing = Taped.last
@@ -249,7 +249,7 @@ async def test_a_call_is_made_though_the_first_of_everything_is_lost(monkeypatch
     trouble = TROUBLES["everything at once"]
     line = Line(trouble, trouble, first_lost=True)
     async with house(line, monkeypatch) as server:
-        async with Client.connect(str(server.http.make_url("/")), within=6 * WITHIN) as call:
+        async with Client.connect(str(server.http.make_url("/")), within=2 * WITHIN) as call:
             spoken = await call.speak(TEXT)
             assert (spoken.reason, spoken.heard, spoken.underruns) == ("end", TEXT, 0)
         assert len(line.first_lost) >= 4

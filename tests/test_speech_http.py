@@ -31,7 +31,7 @@ from engine.runtime import Runtime
 from engine.wav import HEADER_BYTES
 
 PATH = "/v1/audio/speech"
-WITHIN = 10.0
+WITHIN = 30.0
 TOKEN = "correct-horse-battery"
 PAGE = "https://app.example.org"
 SIZE = SPEC.samples_per_frame
