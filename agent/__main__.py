@@ -19,6 +19,7 @@ COMMANDS = {
     "serve": "talk to a voice in the browser",
     "bench browser": "what is heard in a real Chromium",
     "bench bargein": "how fast the agent falls silent when somebody speaks over it",
+    "bench page": "what the demo page costs in a browser and on the server",
     "bench transport": "how evenly packets leave, and how soon a microphone is heard",
 }
 """What is not the engine's."""

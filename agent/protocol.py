@@ -221,7 +221,7 @@ class ReplyEnded(Server, tag="reply.ended", frozen=True):
 
 
 class View(Server, tag="view", frozen=True):
-    """What happened since the last one, ten times a second for those who watch; left out for a client that is behind.
+    """What happened since the last one, five times a second for those who watch; left out for a client that is behind.
 
     Instants are ms of the server's clock, `at` is now. chunks, of this call: (utterance, at, frames of 80 ms, slack_ms:
     by how much the next is expected to be early, null for the last). steps, of the engine: (stage, at, ms, rows, 1

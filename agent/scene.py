@@ -1,4 +1,4 @@
-"""Shows those who watch how the server works: collects the engine's steps and who else is there, ten times a second.
+"""Shows those who watch how the server works: collects the engine's steps and who else is there, five times a second.
 
 It does not know how a call is served: a call says what there is to say of it, and tells its client itself.
 """
@@ -16,7 +16,7 @@ from engine.recorder import Ran
 
 log = logging.getLogger(__name__)
 
-SECONDS = 0.1
+SECONDS = 0.2
 """Between two views: what streams change is seen, and the messages stay few."""
 
 
@@ -77,13 +77,12 @@ class Scene:
 
     async def _show(self) -> None:
         try:
-            while any(call.watched for call in self._calls.values()):
+            while watching := [call for call in self._calls.values() if call.watched]:
                 steps = [self._ran.popleft() for _ in range(len(self._ran))]
-                peers = {number: seen(call) for number, call in self._calls.items()}
-                for number, call in list(self._calls.items()):
-                    if call.watched:
-                        self._show_one(call, steps, [peer for other, peer in peers.items() if other != number])
-                await asyncio.sleep(SECONDS)
+                for call in watching:
+                    if call.watched and call.number in self._calls:
+                        self._show_one(call, steps, [seen(each) for each in self._calls.values() if each is not call])
+                    await asyncio.sleep(SECONDS / len(watching))  # all at once they would hold up everybody's packets
         finally:
             self._showing = None
 

@@ -17,7 +17,7 @@ from engine.core import Chunk, Stage
 from engine.recorder import Ran
 
 MAX_CHUNKS = 32
-MAX_STEPS = 64
+MAX_STEPS = 128
 MAX_PEERS = 16
 """In one view; what is more than can be shown is left out, the oldest first."""
 REMEMBERED = 8
@@ -25,14 +25,14 @@ REMEMBERED = 8
 REMEMBERED_STEPS = 1000
 """Of the engine: those of the last seconds."""
 SETTLED_SECONDS = 0.35
-"""After its first packet the engine has told of all steps that led to it: it tells, and is shown, every 0.1 s."""
+"""After its first packet the engine has told of all steps that led to it: every 0.1 s, and it is shown every 0.2 s."""
 
 Peer = tuple[int, float, int]
 """As in View."""
 
 
 def ms(seconds: float) -> float:
-    """In milliseconds, to a hundredth: what is sent ten times a second is kept short."""
+    """In milliseconds, to a hundredth: what is sent five times a second is kept short."""
     return round(1000 * seconds, 2)
 
 

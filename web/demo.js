@@ -2,7 +2,7 @@
 // control does goes out through `send` and the other callables that it is given.
 
 import { Histogram } from "./plots.js";
-import { known, number, tell } from "./texts.js";
+import { known, number, put, tell } from "./texts.js";
 
 const SETTLED_MS = 150; // a slider that is being moved sends no more often
 const BIN_MS = 20;
@@ -67,7 +67,7 @@ export class Demo {
     this.#histogram.render();
     const { values, median } = this.#histogram;
     const figures = { count: number(values.length), median: number(median ?? 0), slowest: number(Math.max(0, ...values)) };
-    this.#say(values.length ? tell("demo.presses", figures) : tell("demo.no_presses"));
+    put(element("presses"), values.length ? tell("demo.presses", figures) : tell("demo.no_presses"));
   }
 
   // ---- what the server is told ----------------------------------------------------------------------------------
@@ -106,14 +106,15 @@ export class Demo {
 
   #interrupt() {
     this.#measuring = true;
+    this.#do.stop(); // first: what is measured may be over at once, and the next be asked for
     this.#do.measure((ms) => {
       this.#measuring = false;
       if (ms !== null) this.#histogram.add(ms);
+      if (ms !== null && this.#left) this.#left--;
       this.render();
-      if (ms === null) this.#say(tell("demo.in_pause"));
+      if (ms === null) put(element("presses"), tell("demo.in_pause"));
       this.hear(this.#do.speaking());
     });
-    this.#do.stop();
   }
 
   #automatic(count) {
@@ -135,7 +136,6 @@ export class Demo {
     const [least, most] = BEFORE_PRESS_MS;
     this.#timer = setTimeout(() => {
       this.#timer = 0;
-      this.#left--;
       this.#interrupt();
     }, least + Math.random() * (most - least));
   }
@@ -147,10 +147,6 @@ export class Demo {
       this.#asked = false;
       this.#next(this.#do.speaking());
     }, RETRY_MS);
-  }
-
-  #say(words) {
-    if (element("presses").textContent !== words) element("presses").textContent = words;
   }
 }
 

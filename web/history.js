@@ -4,7 +4,7 @@
 export const FRAME_MS = 80; // of audio in a frame
 export const STAGES = ["text", "prefill", "decode", "depth", "codec"];
 const KEPT_MS = 32_000;
-const SNAP_MS = 60; // views come ten times a second, each a little early or late: what lies closer is one stretch
+const SNAP_MS = 60; // views come evenly, each a little early or late: what lies closer is one stretch
 
 /**
  * chunks: {id, at, frames, slack, due}, due: when its playing begins. Stretches of speech, each {from, to, chunk}:
@@ -82,7 +82,7 @@ export class History {
   /** It fell silent then, which took so long. */
   cut(at, ms) {
     this.cuts.push({ at, ms });
-    return [at - ms, at];
+    return [at - ms, at + 2_500]; // with its label
   }
 
   /** The call is over. */

@@ -6,7 +6,7 @@ import { example } from "./example.js";
 import { Meter, wake } from "./meter.js";
 import { Microphone, devices, seemsThere } from "./microphone.js";
 import { Line } from "./plots.js";
-import { LANGUAGES, choose, fill, known, language, number, tell } from "./texts.js";
+import { LANGUAGES, choose, fill, known, language, number, put, tell } from "./texts.js";
 import { Timeline } from "./timeline.js";
 import { Transcript, spell } from "./transcript.js";
 import { Waterfall } from "./waterfall.js";
@@ -177,7 +177,7 @@ function receive(message) {
       voice = message;
       break;
     case "view":
-      return timeline.take(message); // ten times a second, and nothing else on the page changes with it
+      return timeline.take(message); // often, and nothing else on the page changes with it
     case "speech.queued":
       Object.assign(utterance, { state: "waiting", wait: message.wait_ms });
       utterance.detail = () => tell("said.waits", { wait: about(message.wait_ms) });
@@ -456,10 +456,7 @@ function introduce({ voice: name, licence, modes }) {
   element("instruction-field").hidden = !modes.includes("design");
 }
 
-/** Live regions speak at every change of their text, so it is only touched when it differs. */
-function write(id, words) {
-  if (element(id).textContent !== words) element(id).textContent = words;
-}
+const write = (id, words) => put(element(id), words);
 
 /** What this browser measured in the last second, from totals. */
 function measure(stats) {

@@ -89,7 +89,7 @@ export class Meter {
   #end() {
     const { since, then } = this.#ending;
     this.#ending = null;
-    then(Math.max(0, this.#heardAt - since));
+    then(this.#heardAt > since ? this.#heardAt - since : null);
   }
 
   /** Falls more slowly than it rises, as level meters do. */

@@ -46,7 +46,7 @@ export class Painter {
     canvas.beginPath();
     canvas.rect(left, 0, width, HEIGHT);
     canvas.clip();
-    canvas.clearRect(left, 0, width, HEIGHT);
+    this.#box("field", left, 0, width, HEIGHT);
     this.#lanes(x, history, from - margin, to + margin);
     canvas.restore();
   }
@@ -89,8 +89,10 @@ export class Painter {
     const wide = Math.max(1, x(to) - x(from) - 1);
     this.#box(colour, x(from), top, wide, height, Math.min(4, wide / 2));
     const words = String(Math.round(chunk.frames));
-    if (chunk.at !== null && wide > DIGIT_PX * words.length + 4 && to - from > 0.4 * chunk.frames * FRAME_MS)
-      this.#number(words, (x(from) + x(to) - 1) / 2, top + height / 2, `on-${colour}`);
+    const half = (chunk.frames * FRAME_MS) / 2;
+    const middle = chunk.due + half; // of the chunk and not of the stretch: it stays where it was painted
+    if (chunk.at !== null && from <= middle && middle < to && 2 * half * this.#scale > DIGIT_PX * words.length + 5)
+      this.#number(words, x(middle), top + height / 2, `on-${colour}`);
   }
 
   /** Made and never played: an empty outline, crossed out. */

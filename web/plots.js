@@ -7,7 +7,7 @@ const WIDTH = 120;
 const HEIGHT = 32;
 const SVG = "http://www.w3.org/2000/svg";
 
-/** A line of one value a second. `element` holds .value and .plot; `name` is the key of its name. */
+/** A line of one value a second. `element`, whose id is line-ID, is filled; `name` is the key of its name. */
 export class Line {
   #values = [];
   #element;
@@ -19,7 +19,9 @@ export class Line {
   /** `least`: the smallest value that fills the height, so that noise does not look like news. */
   constructor(element, name, unit, least) {
     [this.#element, this.#name, this.#unit, this.#least] = [element, name, unit, least];
-    const picture = element.querySelector(".plot").appendChild(document.createElementNS(SVG, "svg"));
+    const value = `<b class="value" id="${element.id.slice(5)}"></b>`;
+    element.innerHTML = `<span data-text="${name}"></span>${value}<div class="plot" role="img"></div>`;
+    const picture = element.lastChild.appendChild(document.createElementNS(SVG, "svg"));
     picture.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
     picture.setAttribute("preserveAspectRatio", "none");
     picture.setAttribute("aria-hidden", "true");

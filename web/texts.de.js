@@ -10,7 +10,6 @@ export default {
   "talk.hang_up": "Auflegen",
   "talk.microphone": "Mein Mikrofon benutzen",
   "talk.mute": "Stumm",
-  "talk.unmute": "Ton an",
   "talk.push": "Sprechtaste",
   "talk.hold": "Zum Sprechen halten",
   "talk.you": "Sie",
@@ -75,7 +74,6 @@ export default {
   "said.failed": "gescheitert bei {seconds}",
   "said.not_said": "nicht gesagt",
   "said.call_ended": "Gespräch beendet",
-  "said.unheard": "nicht gehört: {text}",
 
   "see.section": "Warum es nicht stockt",
   "see.explained": "Sprache kommt in Stücken. Jedes ist fertig (oben), bevor es gebraucht wird (darunter). Solange rechts der Jetzt-Linie etwas bereitliegt, kann nichts stocken.",

@@ -10,7 +10,6 @@ export default {
   "talk.hang_up": "Hang up",
   "talk.microphone": "Use my microphone",
   "talk.mute": "Mute",
-  "talk.unmute": "Unmute",
   "talk.push": "Push to talk",
   "talk.hold": "Hold to talk",
   "talk.you": "You",
@@ -75,7 +74,6 @@ export default {
   "said.failed": "failed at {seconds}",
   "said.not_said": "not said",
   "said.call_ended": "call ended",
-  "said.unheard": "not heard: {text}",
 
   "see.section": "Why it does not stutter",
   "see.explained": "Speech comes in pieces. Each is made (top) before it is due (below). While some is ready ahead of the now line, nothing can stutter.",
@@ -128,7 +126,7 @@ export default {
 
   "stats.section": "What your browser measures",
   "stats.delay": "Jitter buffer",
-  "stats.concealed": "Made up by the decoder",
+  "stats.concealed": "Made-up sound",
   "stats.concealed_help": "Audible concealment in each second: sound that did not arrive in time",
   "stats.trip": "Round trip",
   "stats.lost": "Packets lost",
@@ -154,7 +152,7 @@ export default {
   "demo.interrupt": "Interrupt!",
   "demo.auto": "Ten times for me",
   "demo.no_auto": "Enough",
-  "demo.presses": "{count} stops: median {median} ms, slowest {slowest} ms",
+  "demo.presses": "Stops: {count}, median {median} ms, slowest {slowest} ms",
   "demo.no_presses": "No stop yet",
   "demo.in_pause": "That was in a pause of the speech: it does not count.",
   "demo.histogram": "Stops by time in ms",

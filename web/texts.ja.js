@@ -10,7 +10,6 @@ export default {
   "talk.hang_up": "切る",
   "talk.microphone": "マイクを使う",
   "talk.mute": "ミュート",
-  "talk.unmute": "ミュート解除",
   "talk.push": "押して話す",
   "talk.hold": "押している間だけ話す",
   "talk.you": "あなた",
@@ -75,7 +74,6 @@ export default {
   "said.failed": "{seconds} で失敗",
   "said.not_said": "話していません",
   "said.call_ended": "通話終了",
-  "said.unheard": "聞こえなかった部分：{text}",
 
   "see.section": "途切れない理由",
   "see.explained": "音声は小さなかたまりで届きます。どれも、必要になる時（下）より前に作られます（上）。「今」の線より先に音声がある限り、途切れません。",

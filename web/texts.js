@@ -41,6 +41,11 @@ export const known = (key) => Object.hasOwn(TEXTS[chosen], key);
 export const number = (value, digits = 0) =>
   value.toLocaleString(chosen, { minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: false });
 
+/** Live regions speak at every change of their text, so it is only touched when it differs. */
+export function put(element, words) {
+  if (element.textContent !== words) element.textContent = words;
+}
+
 /** Writes the texts of all elements that name one. */
 export function fill(root = document) {
   document.documentElement.lang = chosen;

@@ -1,22 +1,25 @@
 // The timeline: keeps a History, paints it into tiles and lets these glide past the now line. Knows nothing of calls.
 //
-// What has happened does not change, so a picture of it is painted once, ten times a second and only where it is new;
-// between that the browser only moves the tiles. Right of the now line a veil makes what is ready paler than what was
-// played, so that nothing needs to be painted again when it is.
+// What has happened does not change, so a picture of it is painted once, as views come, and only where it is new;
+// between that the tiles are an animation of the browser's compositor, and this thread has nothing to do with a frame.
+// Right of the now line a veil makes what is ready paler than what was played, so that nothing needs to be painted again
+// when it is.
 
 import { History, STAGES } from "./history.js";
 import { HEIGHT, HEIGHT_ALONE, LANES, MAX_PEERS, Painter } from "./painter.js";
-import { number, tell } from "./texts.js";
+import { number, put, tell } from "./texts.js";
 
 const PAST_MS = 20_000;
 const FUTURE_MS = 4_500;
 const TILE_MS = 5_000;
-const BEHIND_MS = 150; // so late it is shown, so that views have arrived by then
+const BEHIND_MS = 250; // so late it is shown, so that views have arrived by then
 const OFFSETS = 50; // views by whose fastest the server's clock is read
 const STILL_MS = 1_000; // how often the picture moves for those who asked for little motion
+const STEP_MS = 200; // how often it is looked whether the tiles are where they should be
+const ADRIFT_MS = 10; // so far they may be from there: less than a pixel
 const COLOURS = [
   "made", "played", "ready", "on-played", "on-ready", "arrow", "lost", "stutter", "area", "ahead", "cut", "grid", "floor",
-  "peer", "synthetic", ...STAGES,
+  "peer", "synthetic", "field", ...STAGES,
 ];
 
 export class Timeline {
@@ -27,14 +30,14 @@ export class Timeline {
   #painter = null;
   #tileWidth = 0;
   #offsets = [];
-  #frame = 0;
+  #timer = 0;
+  #glides = []; // the animations of strip and pins, while they move
+  #startedAt = 0; // of these, on the browser's clock
   #held = false;
   #seen = true;
-  #movedAt = -Infinity;
   #shownAt = null; // the instant at the now line
   #anchored = null; // the tile from which the others' places are counted
   #fresh = false; // a tile has no place yet
-  #moved = null; // pixels that the tiles are shifted by
   #still = matchMedia("(prefers-reduced-motion: reduce)");
   #live = false;
   #ahead = 4_000;
@@ -48,10 +51,12 @@ export class Timeline {
     element.style.setProperty("--height", `${HEIGHT}px`);
     element.style.setProperty("--height-alone", `${HEIGHT_ALONE}px`);
     element.style.setProperty("--now", String(PAST_MS / (PAST_MS + FUTURE_MS)));
+    element.querySelector(".stages").innerHTML = STAGES.map(label).join("");
     for (const each of element.querySelectorAll("[data-lane]")) each.style.top = `${LANES[each.dataset.lane].top}px`;
     new ResizeObserver(() => this.#fit()).observe(element);
     new IntersectionObserver(([entry]) => this.#see(entry.isIntersecting)).observe(element);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.repaint());
+    this.#still.addEventListener("change", () => this.#run());
   }
 
   /** Begins anew, with a moving picture. */
@@ -63,7 +68,9 @@ export class Timeline {
 
   /** The picture stands, and stays to be looked at; nothing is ready any more. */
   end() {
+    if (!this.#live) return;
     this.#live = false;
+    this.#run();
     this.history.end();
     this.#write();
   }
@@ -113,7 +120,7 @@ export class Timeline {
     this.#tiles.forEach(({ canvas }) => canvas.remove());
     this.#tiles.clear();
     this.#painter = null;
-    if (this.#element.clientWidth && this.#shownAt !== null) this.#show(this.#shownAt);
+    if (this.#element.clientWidth && this.#shownAt !== null) this.#show(this.#glides.length ? this.#at : this.#shownAt);
     this.#write();
   }
 
@@ -124,28 +131,57 @@ export class Timeline {
     return performance.now() - Math.min(...this.#offsets);
   }
 
+  /** The instant that belongs at the now line. */
+  get #at() {
+    return this.#now - BEHIND_MS;
+  }
+
   #see(seen) {
     this.#seen = seen;
     this.#run();
   }
 
   #run() {
-    cancelAnimationFrame(this.#frame);
-    if (this.#live && this.#seen && !this.#held) this.#frame = requestAnimationFrame(() => this.#step());
+    clearInterval(this.#timer);
+    this.#rest();
+    if (!this.#live || !this.#seen || this.#held) return;
+    this.#timer = setInterval(() => this.#step(), this.#still.matches ? STILL_MS : STEP_MS);
+    this.#step();
   }
 
   #step() {
-    const now = performance.now();
-    if (this.#offsets.length && (!this.#still.matches || now - this.#movedAt >= STILL_MS)) {
-      this.#movedAt = now;
-      this.#show(this.#now - BEHIND_MS);
-    }
-    this.#run();
+    if (!this.#offsets.length) return;
+    this.#show(this.#at);
+    if (!this.#still.matches) this.#glide();
+  }
+
+  /** From here on the tiles move by themselves, until long after the next step. */
+  #glide() {
+    const startedAt = performance.now() - (this.#shownAt - PAST_MS - this.#anchored * TILE_MS);
+    if (this.#glides.length && Math.abs(startedAt - this.#startedAt) < ADRIFT_MS) return;
+    const way = 2 * this.#tileWidth;
+    // By whole pixels of the screen: sharp, and a frame in which nothing has moved by one costs nothing.
+    const timing = { duration: 2 * TILE_MS, easing: `steps(${Math.max(1, Math.round(way * devicePixelRatio))})` };
+    const before = this.#glides;
+    this.#startedAt = startedAt;
+    this.#glides = [this.#strip, this.#pins].map((each) =>
+      each.animate([{ transform: "translateX(0)" }, { transform: `translateX(${-way}px)` }], timing),
+    );
+    for (const each of this.#glides) each.startTime = startedAt;
+    for (const each of before) each.cancel();
+  }
+
+  /** They stand where they are. */
+  #rest() {
+    const glides = this.#glides.splice(0);
+    for (const each of glides) each.cancel();
+    if (glides.length && this.#offsets.length) this.#show(this.#at);
   }
 
   #forget() {
     this.history = new History();
     this.#offsets = [];
+    this.#rest();
     this.#shownAt = null;
     this.#ahead = 4_000;
     this.#held = false;
@@ -159,6 +195,7 @@ export class Timeline {
     if (width === this.#tileWidth) return;
     this.#tileWidth = width;
     this.repaint();
+    this.#run();
   }
 
   get #scale() {
@@ -179,16 +216,14 @@ export class Timeline {
     this.#shownAt = at;
     const left = at - PAST_MS;
     const first = Math.floor(left / TILE_MS);
-    const last = Math.floor((at + FUTURE_MS) / TILE_MS);
+    const last = Math.floor((at + FUTURE_MS + STEP_MS) / TILE_MS);
     for (const [index, { canvas }] of this.#tiles)
       if (index < first || index > last) canvas.remove(), this.#tiles.delete(index);
     for (let index = first; index <= last; index++) if (!this.#tiles.has(index)) this.#make(index);
     // Relative to a tile and not to the clock's zero, whose distance a float of the compositor could not hold.
     this.#anchor(first);
-    // Whole pixels of the screen: sharp, and a frame in which nothing has moved by one costs nothing.
+    if (this.#glides.length) return;
     const moved = Math.round((first * TILE_MS - left) * this.#scale * devicePixelRatio) / devicePixelRatio;
-    if (moved === this.#moved) return;
-    this.#moved = moved;
     this.#strip.style.transform = this.#pins.style.transform = `translateX(${moved}px)`;
   }
 
@@ -223,7 +258,7 @@ export class Timeline {
     canvas.height = Math.round(HEIGHT * ratio);
     canvas.style.width = `${this.#tileWidth}px`;
     canvas.style.height = `${HEIGHT}px`;
-    const paint = canvas.getContext("2d");
+    const paint = canvas.getContext("2d", { alpha: false }); // what lies below need not be composed
     paint.scale(canvas.width / this.#tileWidth, canvas.height / HEIGHT);
     this.#tiles.set(index, { canvas, paint });
     this.#strip.append(canvas);
@@ -261,10 +296,12 @@ export class Timeline {
   }
 
   #put(name, words) {
-    const element = this.#element.querySelector(`[data-reading="${name}"]`);
-    if (element.textContent !== words) element.textContent = words;
+    put(this.#element.querySelector(`[data-reading="${name}"]`), words);
   }
 }
+
+const label = (stage) =>
+  `<li data-part="${stage}"><span data-text="waterfall.${stage}"></span> <b data-reading="${stage}"></b></li>`;
 
 function colours(element) {
   const style = getComputedStyle(element);

@@ -1,6 +1,6 @@
 // What was said and how much of it was heard, as a list, the newest first. Knows nothing of calls.
 
-import { number, tell } from "./texts.js";
+import { number, put, tell } from "./texts.js";
 
 const SHOWN = 30; // utterances
 const CHARS_A_SECOND = 14; // of English speech, until an utterance was heard to its end
@@ -94,10 +94,6 @@ function part(tag, name) {
   const made = document.createElement(tag);
   made.className = name;
   return made;
-}
-
-function put(element, words) {
-  if (element.textContent !== words) element.textContent = words;
 }
 
 /** Milliseconds as seconds. */

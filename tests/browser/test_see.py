@@ -6,6 +6,7 @@ The pictures' model is tested on literal views as well: that is arithmetic, and 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest import require_browser
 
+from agent.bench_page import drawing, weighed
 from agent.browser import Listener, Served, serve, tab
+from agent.page import FOLDER
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -135,9 +138,9 @@ async def test_the_listeners_own_statistics_are_plotted_and_sent(listener: Liste
 
 
 async def test_the_picture_can_be_held(listener: Listener) -> None:
-    shift = "document.querySelector('.strip').style.transform + document.querySelector('.strip').childElementCount"
+    shift = "getComputedStyle(document.querySelector('.strip')).transform"
     await listener.connect()
-    await listener.page.wait_for_function("document.querySelector('.strip').style.transform")
+    await listener.page.wait_for_selector(".strip canvas")
     first = await listener.page.evaluate(shift)
     await listener.page.wait_for_function(f"{shift} !== {json.dumps(first)}")
     await listener.page.click("#freeze")
@@ -145,20 +148,41 @@ async def test_the_picture_can_be_held(listener: Listener) -> None:
     held = await listener.page.evaluate(shift)
     await listener.page.wait_for_timeout(400)  # in which it would move by 15 pixels
     assert await listener.page.evaluate(shift) == held
+    assert await listener.page.evaluate(GLIDES) == 0
     await listener.page.click("#freeze")
     await listener.page.wait_for_function(f"{shift} !== {json.dumps(held)}")
+
+
+GLIDES = "document.getAnimations().filter(({ effect }) => effect.target.matches('.strip, .pins')).length"
+
+
+TILE = """() => {
+  globalThis.tile ??= document.querySelector(".strip").lastChild;
+  return [document.timeline.currentTime, tile.getBoundingClientRect().left, tile.clientWidth / 5000];
+}"""
+"""The instant, where a tile is then, and pixels of a ms."""
+
+
+async def test_the_tiles_glide_as_fast_as_time_goes_by(listener: Listener) -> None:
+    """No script moves them from frame to frame. They are counted from another tile every 5 s, and go on as before."""
+    await listener.connect()
+    await listener.page.wait_for_function(f"{GLIDES} === 2")
+    began_at, before, scale = await listener.page.evaluate(TILE)
+    await listener.page.wait_for_timeout(6_000)  # that is what is tested
+    ended_at, after, _ = await listener.page.evaluate(TILE)
+    assert before - after == pytest.approx(scale * (ended_at - began_at), abs=15)
 
 
 async def test_it_stands_still_for_those_who_want_little_motion(browser: Browser, server: Served) -> None:
     async with tab(browser, server.url, reduced_motion="reduce") as listener:
         await listener.connect()
-        await listener.page.wait_for_function("document.querySelector('.strip').style.transform")
+        await listener.page.wait_for_selector(".strip canvas")
         moves: int = await listener.page.evaluate(
             """() => new Promise((resolve) => {
               const seen = new Set();
               const end = performance.now() + 2000;
               const look = () => {
-                seen.add(document.querySelector(".strip").style.transform);
+                seen.add(getComputedStyle(document.querySelector(".strip")).transform);
                 performance.now() < end ? requestAnimationFrame(look) : resolve(seen.size);
               };
               look();
@@ -220,23 +244,85 @@ async def test_stops_are_practised_and_counted(browser: Browser, show: Served) -
         await listener.connect()
         await listener.page.wait_for_selector("#demo:visible")
         assert await listener.page.inner_text("#presses") == "No stop yet"
-        for _ in range(8):  # a press in a pause of the speech does not count
+        for _ in range(20):  # a press in a pause of the speech does not count
             await listener.page.click("#talk:enabled")
             await listener.page.wait_for_selector("#interrupt:enabled")
             await listener.page.wait_for_function(
                 "getComputedStyle(document.getElementById('level-agent')).getPropertyValue('--level') > 0.4"
             )
+            await listener.page.evaluate("document.getElementById('presses').textContent = ''")
             await listener.page.click("#interrupt")
-            await listener.page.wait_for_function(
-                "!document.getElementById('presses').textContent.startsWith('No stop')"
-            )
-            if "1 stops" in await listener.page.inner_text("#presses"):
+            await listener.page.wait_for_function("document.getElementById('presses').textContent")
+            if "Stops: 1" in await listener.page.inner_text("#presses"):
                 break
-        assert "1 stops: median" in await listener.page.inner_text("#presses")
+        assert "Stops: 1, median" in await listener.page.inner_text("#presses")
         heights = await listener.page.locator("#stops .bar").evaluate_all(
             "(all) => all.map(({ style }) => style.height)"
         )
         assert sorted(set(heights)) == ["0%", "100%"]
+
+
+PRESSES = 10
+BIN_MS, BINS = 20, 16
+DRAWN = """() => {
+  const send = RTCDataChannel.prototype.send;
+  globalThis.sent = [];
+  RTCDataChannel.prototype.send = function (data) {
+    sent.push({ at: performance.timeOrigin + performance.now(), ...JSON.parse(data) });
+    send.call(this, data);
+  };
+  globalThis.drawn = [];
+  Math.random = () => drawn[drawn.push([0, 0.25, 0.05, 0.4, 0.15][drawn.length % 5]) - 1];
+}"""
+"""Notes what the page sends and when, and what it draws by chance: known numbers now, small ones, to wait for less."""
+
+
+async def test_ten_presses_at_drawn_times_become_a_histogram(browser: Browser, show: Served) -> None:
+    async with tab(browser, show.url) as listener:
+        await listener.page.evaluate(DRAWN)
+        await listener.connect()
+        await listener.page.wait_for_selector("#demo:visible")
+        await listener.page.click("#auto")
+        await listener.page.wait_for_selector("#auto >> text=Enough")
+        await listener.page.wait_for_selector("#auto >> text=Ten times for me", timeout=240_000)
+        await listener.until_silent()
+        messages = (await listener.gather()).messages
+        sent, drawn = await listener.page.evaluate("[sent, drawn]")
+        bars = await listener.page.locator("#stops .hidden-words").all_inner_texts()
+        words = await listener.page.inner_text("#presses")
+    assert_pressed(sent, drawn, messages)
+    assert_counted([int(bar.split()[0]) for bar in bars], words, messages)
+
+
+def assert_pressed(sent: list[dict[str, Any]], drawn: list[float], messages: list[dict[str, Any]]) -> None:
+    """So long after the speech began, or after a press that fell into a pause of it, as chance had it."""
+    presses = [message["at"] for message in sent if message["type"] == "stop"]
+    started = [message for message in messages if message["type"] == "speech.started"]
+    assert len(presses) == len(drawn) >= PRESSES
+    for index, (at, chance) in enumerate(zip(presses, drawn, strict=True)):
+        begins = [message["at"] for message in started if message["at"] < at] + presses[:index]
+        assert at - max(begins) >= 600 + 1800 * chance - 5
+    stopped = [message for message in messages if message["type"] == "speech.stopped"]
+    assert [message["id"] for message in stopped] == [message["id"] for message in started]
+    assert {message["reason"] for message in stopped} == {"cancelled"}
+
+
+def assert_counted(counts: list[int], words: str, messages: list[dict[str, Any]]) -> None:
+    """Bars, words and the server's own messages agree."""
+    found = re.fullmatch(r"Stops: (\d+), median (\d+) ms, slowest (\d+) ms", words)
+    assert found, words
+    count, median, slowest = map(int, found.groups())
+    assert count == sum(counts) == PRESSES, "a press in a pause does not count, and is made again"
+    assert len(counts) == BINS
+    filled = [index for index, each in enumerate(counts) if each]
+    assert bar_of(slowest - 1) <= filled[-1] <= bar_of(slowest + 1)
+    assert sum(counts[: bar_of(median + 1) + 1]) >= PRESSES / 2 <= sum(counts[bar_of(median - 1) :])
+    silenced = [each["flush_ms"] + each["wire_ms"] for each in messages if each["type"] == "speech.silenced"]
+    assert slowest > min(silenced), "a listener hears it later than the server falls silent"
+
+
+def bar_of(ms: int) -> int:
+    return min(BINS - 1, max(0, ms) // BIN_MS)
 
 
 async def test_the_run_can_be_taken_home(browser: Browser, show: Served, tmp_path: Path) -> None:
@@ -251,6 +337,26 @@ async def test_the_run_can_be_taken_home(browser: Browser, show: Served, tmp_pat
         await (await waiting.value).save_as(file)
     rows = [json.loads(row) for row in file.read_text().splitlines()]
     assert rows and all(row["frames"] > 0 and row["at"] >= 0 for row in rows)
+
+
+# ---- what it costs ------------------------------------------------------------------------------------------------
+
+
+async def test_opening_the_page_transfers_its_files_once_and_asks_nobody_else(browser: Browser, show: Served) -> None:
+    found = await weighed(browser, show.url)
+    sizes = {file.name: file.stat().st_size for file in FOLDER.iterdir()}
+    again = found.bytes - sum(sizes.values())
+    assert again in (0, sizes["icon.svg"]), "the picture in the heading is the page's icon, too"
+    assert found.files - len(sizes) in (0, 1)
+    assert (found.foreign, found.first_paint_ms > 0) == ((), True)
+
+
+async def test_what_the_picture_costs_can_be_measured(browser: Browser, show: Served) -> None:
+    found = await drawing(browser, show.url, load=0, rounds=1, seconds=1.0)
+    assert found.frame_ms.count > 10  # 60 on a machine that has time
+    assert found.moves_a_second > 0
+    assert found.renderer.drawn > 0
+    assert found.chromium.drawn >= found.renderer.drawn
 
 
 # ---- the model behind the pictures, on literal views ----------------------------------------------------------------
