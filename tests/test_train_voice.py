@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,14 @@ import speech
 import tokenise
 import train_codec
 import train_speech
-from adversary import TOLD, Adversary
+from adversary import TOLD, Adversary, sureness
 from clips import Clip, Pool, read_clips, write_shard
-from discriminators import Discriminators, feature_distance, makers_loss, own_loss
+from discriminators import Discriminators, feature_distance, makers_losses, own_losses
 from encoder import Encoder, Learning, quantize
 from log import read as read_log
 from recipe import Recipe
 from scorers import resampled
-from spectra import SpectralDistance, mel_bank
+from spectra import SpectralDistance, high_passed, mel_bank
 from teachers import ToneTeacher
 from whole import WholeDecoder
 
@@ -75,10 +76,11 @@ TINY: dict[str, dict[str, Any]] = {
 """A voice small enough to take steps on a CPU while nobody waits."""
 CHANGED = {
     "device": '"cpu"', "teacher": '"tones"', "processes": "2", "start": '"nothing"', "encoder_widths": "[8, 8, 8, 8]",
-    "max_steps": "5", "batch": "2", "stft_windows": "[256]", "stft_channels": "4", "periods": "[3]",
-    "period_channels": "[4, 8]", "log_every": "2", "save_every": "3600.0", "shard_clips": "4", "max_ratio": "9.9",
-    "held_out_one_in": "4", "windows": "[64, 512]", "mels": "[10, 40]", "context": "4", "settle": "2", "frames": "6",
-    "starts_one_in": "3", "positions": "400", "scorers": "[]", "sentences": "2", "ramp_from": "1", "ramp": "2",
+    "max_steps": "5", "batch": "2", "stft_windows": "[256]", "stft_magnitudes": "[128]", "stft_channels": "4",
+    "periods": "[3]", "period_channels": "[4, 8]", "log_every": "2", "save_every": "3600.0", "shard_clips": "4",
+    "max_ratio": "9.9", "held_out_one_in": "4", "windows": "[64, 512]", "mels": "[10, 40]", "context": "4",
+    "settle": "2", "frames": "6", "starts_one_in": "3", "positions": "400", "scorers": "[]", "sentences": "2",
+    "ramp_from": "1", "ramp": "2",
 }  # fmt: skip
 """Settings of config.toml, in every section that has them."""
 
@@ -391,34 +393,72 @@ def test_codebooks_follow_what_they_are_given_and_unused_codes_are_born_anew(con
     assert len(codes[:, 0].unique()) == 16
 
 
+LOWEST = 80 / 24000
+
+
 def test_discriminators_have_a_score_for_each_place_and_tell_noise_from_tones() -> None:
     torch.manual_seed(0)
-    judges = Discriminators([256, 64], 4, [2, 5], [4, 8])
+    judges = Discriminators([256, 64], [128], 4, [2, 5], [4, 8], LOWEST)
     tones = torch.sin(torch.arange(4800) * torch.tensor([[0.05], [0.11]]))
     noise = 0.5 * torch.randn(2, 4800)
     verdicts = judges(tones)
     shapes = [tuple(scores.shape) for scores, _ in verdicts]
-    assert shapes == [(2, 1, 17, 76), (2, 1, 5, 301), (2, 1, 800, 2), (2, 1, 320, 5)]
-    assert [len(features) for _, features in verdicts] == [5, 5, 2, 2]
+    assert shapes == [(2, 1, 17, 76), (2, 1, 5, 301), (2, 1, 9, 151), (2, 1, 800, 2), (2, 1, 320, 5)]
+    assert [len(features) for _, features in verdicts] == [5, 5, 5, 2, 2]
+    assert [len(verdicts[part]) for part in (judges.spectra, judges.matched, judges.periods)] == [3, 1, 2]
+    assert verdicts[judges.matched][0][0].shape == (2, 1, 9, 151)
     assert feature_distance(verdicts, judges(tones)) == 0
     learning = torch.optim.AdamW(judges.parameters(), 3e-3)
     losses = []
     for _ in range(40):
-        loss = own_loss(judges(tones), judges(noise))
+        loss = own_losses(judges(tones), judges(noise)).sum()
         learning.zero_grad()
         loss.backward()
         learning.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.6 * losses[0]
-    assert makers_loss(judges(noise)) > 2 * makers_loss(judges(tones))
+    assert makers_losses(judges(noise)).sum() > 2 * makers_losses(judges(tones)).sum()
     assert feature_distance(judges(tones), judges(noise)) > 0.1
 
 
 def test_discriminators_have_finite_gradients_at_silence() -> None:
-    judges = Discriminators([256], 4, [3], [4, 8])
+    judges = Discriminators([256], [128], 4, [3], [4, 8], LOWEST)
     silence = torch.zeros(1, 2400, requires_grad=True)
-    (gradient,) = torch.autograd.grad(makers_loss(judges(silence)), silence)
+    (gradient,) = torch.autograd.grad(makers_losses(judges(silence)).sum(), silence)
     assert gradient.isfinite().all()
+
+
+def test_a_high_pass_keeps_pitches_and_takes_what_is_below() -> None:
+    times = torch.arange(24000, dtype=torch.float64) / 24000
+    low, pitch, hum = (torch.sin(2 * math.pi * f * times).float() for f in (40, 120, 50))
+    torch.testing.assert_close(high_passed(torch.stack([low, pitch]) + 0.5, LOWEST)[1], pitch, atol=1e-5, rtol=0)
+    assert high_passed(low + 0.5 * hum + 0.3, LOWEST).abs().max() < 1e-5
+    odd, other = torch.randn(2, 1001, dtype=torch.float32)
+    torch.testing.assert_close(
+        (high_passed(odd, LOWEST) * other).sum(), (high_passed(other, LOWEST) * odd).sum(), atol=1e-3, rtol=1e-4
+    )
+
+
+def test_no_discriminator_hears_or_tells_of_what_is_below_speech() -> None:
+    torch.manual_seed(1)
+    judges = Discriminators([256], [128], 4, [3], [4, 8], LOWEST)
+    sound = 0.1 * torch.randn(2, 4800)
+    hum = 0.2 + 0.1 * torch.sin(2 * math.pi * 40 * torch.arange(4800) / 24000)
+    for (clean, _), (dull, _) in zip(judges(sound), judges(sound + hum), strict=True):
+        torch.testing.assert_close(clean, dull, atol=1e-5, rtol=1e-4)
+    heard = sound.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(makers_losses(judges(heard)).sum(), heard)
+    energy = torch.fft.rfft(gradient).abs().square()  # 5 Hz a bin
+    assert energy[:, :12].sum() < 1e-8 * energy.sum()
+
+
+def test_matched_features_do_not_hang_on_phases() -> None:
+    judges = Discriminators([256], [256], 4, [3], [4, 8], LOWEST)
+    times = torch.arange(4800) / 24000
+    sine, cosine = (0.1 * wave(2 * math.pi * 1000 * times)[None] for wave in (torch.sin, torch.cos))
+    with torch.no_grad():
+        apart = [float(feature_distance([a], [b])) for a, b in zip(judges(sine), judges(cosine), strict=True)]
+    assert apart[judges.matched][0] < 0.2 * min(apart[0], apart[2])
 
 
 def test_spectral_distance_is_zero_for_the_same_and_grows_with_noise() -> None:
@@ -437,7 +477,7 @@ def test_an_adversarial_step_moves_decoder_and_judges_but_no_code(config: Path) 
     decoder.quantizer.rvq_first.vq.layers[0]._codebook.embedding_sum.data.normal_()
     distance = SpectralDistance(24000, [64, 512], [10, 40], 3e-5)
     model = Adversary(decoder, recipe.codec["b"], distance, device)
-    model.set_rate(1e-2, 1.0)
+    model.set_rate(1e-2, 1e-2, 1.0)
     before = {name: p.detach().clone() for name, p in [*decoder.named_parameters(), *model.judges.named_parameters()]}
     numbers = model.step(torch.randint(16, (2, 4, 8)), 0.1 * torch.randn(2, 4 * 1920), 2, 2)
     assert len(numbers) == len(TOLD) and numbers.isfinite().all()
@@ -449,27 +489,102 @@ def test_an_adversarial_step_moves_decoder_and_judges_but_no_code(config: Path) 
     assert not any(name.startswith("quantizer") for name in before if name not in still)
 
 
-def test_both_wishes_weigh_alike_at_the_samples_whatever_their_size(config: Path) -> None:
-    recipe = Recipe.read(config)
-    model = Adversary(
-        train_codec.new_decoder(recipe, torch.device("cpu")), recipe.codec["b"], torch.nn.Module(), torch.device("cpu")
-    )  # type: ignore[arg-type]
+def toy_adversary(recipe: Recipe) -> Adversary:
+    device = torch.device("cpu")
+    distance = SpectralDistance(24000, [64, 512], [10, 40], 3e-5)
+    return Adversary(train_codec.new_decoder(recipe, device), recipe.codec["b"], distance, device)
+
+
+def test_wishes_weigh_alike_at_the_samples_whatever_their_size(config: Path) -> None:
+    model = toy_adversary(Recipe.read(config))
     model.word.fill_(1.0)
-    a, b, sure = torch.randn(4, 100), torch.randn(4, 100), torch.ones(())
-    pull, _ = model._balanced(a, b, sure)
-    torch.testing.assert_close(model._balanced(1000 * a, 0.001 * b, sure)[0], pull, atol=5e-3, rtol=5e-3)
+    spectral, spectra, periods = torch.randn(3, 4, 2400)
+    sure = [torch.ones(())] * 2
+    pull, _ = model._balanced(spectral, [spectra, periods], sure)
+    other = model._balanced(1000 * spectral, [0.001 * spectra, 30 * periods], sure)[0]
+    torch.testing.assert_close(other, pull, atol=5e-4, rtol=5e-3)
+    alone = [
+        model._balanced(spectral, [spectra, periods], [torch.tensor(float(i == j)) for i in (0, 1)])[0] for j in (0, 1)
+    ]
+    nobody = model._balanced(spectral, [spectra, periods], [torch.zeros(())] * 2)[0]
+    parts = [(one - nobody).norm() for one in alone]
+    torch.testing.assert_close(parts[0], parts[1], atol=0, rtol=1e-3)
+    torch.testing.assert_close(parts[0], nobody.norm() * model.settings["adversarial"] / 2, atol=0, rtol=1e-3)
     model.word.fill_(0.0)
-    torch.testing.assert_close(model._balanced(a, b, sure)[0], model._balanced(a, b + 1, sure)[0])
+    torch.testing.assert_close(model._balanced(spectral, [spectra, periods], sure)[0], nobody)
 
 
-def test_judges_who_cannot_tell_have_no_say(config: Path) -> None:
-    recipe, device = Recipe.read(config), torch.device("cpu")
-    nothing: Any = torch.nn.Module()
-    model = Adversary(train_codec.new_decoder(recipe, device), recipe.codec["b"], nothing, device)
-    assert len(model.judges) == 2
-    assert [float(model._sureness(torch.tensor(paid))) for paid in (1.2, 1.0, 0.9, 0.8, 0.3)] == pytest.approx(
+def test_a_constant_in_a_gradient_changes_no_size(config: Path) -> None:
+    """Period discriminators' gradients were nearly all below 50 Hz: brought to one size, nothing else was heard."""
+    model = toy_adversary(Recipe.read(config))
+    model.word.fill_(1.0)
+    spectral, spectra, periods = torch.randn(3, 4, 2400)
+    sure = [torch.ones(())] * 2
+    pull, sizes = model._balanced(spectral, [spectra, periods], sure)
+    with_constant, same = model._balanced(spectral + 50, [spectra, periods - 1000], sure)
+    torch.testing.assert_close(with_constant, pull, atol=1e-4, rtol=0)
+    torch.testing.assert_close(same, sizes, atol=0, rtol=1e-3)
+    assert model._share_below(pull) < 1e-3
+
+
+def test_a_constant_in_the_sound_is_pulled_back(config: Path) -> None:
+    model = toy_adversary(Recipe.read(config))
+    wanted = 0.1 * torch.randn(2, 2400)
+    pull = model._held_low(wanted + 0.05, wanted)
+    torch.testing.assert_close(pull, pull[:, :1].expand_as(pull), atol=1e-6, rtol=0)
+    assert (pull > 0).all()  # against the pull the samples go down
+    torch.testing.assert_close(model._held_low(wanted + 0.1, wanted), 2 * pull, atol=1e-6, rtol=0)
+    assert model._held_low(wanted, wanted).abs().max() < 1e-6
+
+
+def test_judges_who_cannot_tell_have_no_say() -> None:
+    assert [float(sureness(torch.tensor(paid))) for paid in (0.6, 0.5, 0.45, 0.4, 0.15)] == pytest.approx(
         [0, 0, 0.5, 1, 1]
     )
+
+
+def test_one_lucky_step_gives_judges_no_word(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They pay nothing once, then as if they knew nothing: their word is what they paid on average."""
+    model, said = toy_adversary(Recipe.read(config)), list[float]()
+    balanced = model._balanced
+    monkeypatch.setattr(model, "_balanced", lambda a, b, sure: said.append(float(max(sure))) or balanced(a, b, sure))
+    codes, wanted = torch.randint(16, (1, 4, 4)), 0.1 * torch.randn(1, 2 * 1920)
+    for paid in (0.0, 0.5, 0.5):
+        monkeypatch.setattr("adversary.own_losses", lambda real, made, paid=paid: own_losses(real, made) * 0 + paid)
+        model.step(codes, wanted, 1, 1)
+    assert 0.11 > said[0] > said[1] > said[2] > 0.08
+
+
+def test_the_discriminators_rate_stays_when_the_decoders_falls(config: Path) -> None:
+    model = toy_adversary(Recipe.read(config))
+    settings = model.settings | {"anneal": 0.6, "warm_up": 10, "rate": 1e-4}
+    rates = []
+    for step in (0, 300, 1000):
+        run = train_codec.Progressing(0.0, 1000, step)
+        model.set_rate(train_codec.rate_of(settings, run), 2e-4, train_codec.word_of(settings, step))
+        rates.append((model.maker.param_groups[0]["lr"], model.judging.param_groups[0]["lr"]))
+    assert rates == [(pytest.approx(1e-5), 2e-4), (pytest.approx(1e-4), 2e-4), (pytest.approx(2e-6), 2e-4)]
+
+
+def test_the_decoder_that_was_liked_best_is_kept(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opinions of three saves: the second is the best, and the third does not replace it."""
+    recipe = replace(Recipe.read(config), work=tmp_path)
+    assert train_codec.opinion_of("") is None
+    with pytest.raises(ValueError, match=r"one of \['distillmos', 'dnsmos'\], got 'me'"):
+        train_codec.opinion_of("me")
+    monkeypatch.setitem(train_codec.JUDGES, "distillmos", lambda _: lambda sound: float(len(sound)))
+    opinion = train_codec.opinion_of("distillmos")
+    assert opinion is not None
+    decoder = train_codec.new_decoder(recipe, torch.device("cpu"))
+    held = train_codec.Held(torch.zeros(20, 2 * 1920), torch.zeros(20, 4, 2, dtype=torch.int64))
+    assert train_codec.held_out_opinion(decoder, {}, held, opinion) == 2 * 1920
+    log = tmp_path / "codec-b.jsonl"
+    for number, liked in enumerate((2.0, 3.0, 2.5)):
+        train_codec.decoder_file(recipe).write_bytes(bytes([number]))
+        train_codec.keep_best(recipe, liked)
+        with log.open("a") as out:
+            out.write(json.dumps({"step": number, "held_mos": liked}) + "\n" + json.dumps({"step": number}) + "\n")
+    assert (tmp_path / "best.safetensors").read_bytes() == bytes([1])
 
 
 # ---- the speech model's parts ----

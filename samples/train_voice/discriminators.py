@@ -1,7 +1,8 @@
 """Networks that tell made speech from real speech, and what they say to whoever makes it. Only training needs them.
 
-They know samples and nothing else. Complex spectra at several windows (EnCodec, arXiv:2210.13438), compressed in power,
-and samples folded by several periods (HiFi-GAN, arXiv:2010.05646); least squares, and matching of inner features.
+They know samples and nothing else, and none below the lowest pitch. Spectra at several windows, complex and compressed
+in power (EnCodec, arXiv:2210.13438) or log magnitudes (UnivNet, arXiv:2106.07889), and samples folded by several
+periods (HiFi-GAN, arXiv:2010.05646); least squares, and matching of inner features.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from spectra import transform
+from spectra import high_passed, transform
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -21,6 +22,9 @@ LOUDER = 10.0
 """Speech has about a tenth of full scale; what the layers see shall be about 1."""
 QUIET = 1e-6
 """Squared magnitude (a full-scale sine has LOUDER) below which compression stops: its slope stays finite at silence."""
+
+FLOOR = 3e-5
+"""Magnitude below which a spectrum is silence to those who look at logarithms."""
 
 
 class Stack(nn.Module):
@@ -47,9 +51,12 @@ class Stack(nn.Module):
 class SpectralDiscriminator(Stack):
     """Looks at real and imaginary parts of one spectrogram, [B, 2, bins, columns]."""
 
+    parts = 2
+
     def __init__(self, window: int, channels: int) -> None:
         wide = [nn.Conv2d(channels, channels, (9, 3), (2, 1), (4, d), (1, d)) for d in (1, 2, 4)]
-        first, narrow = nn.Conv2d(2, channels, (9, 3), padding=(4, 1)), nn.Conv2d(channels, channels, 3, padding=1)
+        first = nn.Conv2d(self.parts, channels, (9, 3), padding=(4, 1))
+        narrow = nn.Conv2d(channels, channels, 3, padding=1)
         super().__init__([first, *wide, narrow], nn.Conv2d(channels, 1, 3, padding=1))
         self.size = window
         self.register_buffer("window", torch.hann_window(window), persistent=False)
@@ -57,10 +64,24 @@ class SpectralDiscriminator(Stack):
     def forward(self, samples: Tensor) -> Verdict:
         """samples [B, T] -> scores and features."""
         with torch.autocast(samples.device.type, enabled=False):
-            spectrum = transform(samples.float(), self.size, self.size // 4, self.get_buffer("window"))
-            x = torch.view_as_real(spectrum).permute(0, 3, 1, 2) * (LOUDER * 4 / self.size)
-            x = x * (x.square().sum(1, keepdim=True) + QUIET).pow(-0.25)
+            x = self.seen(transform(samples.float(), self.size, self.size // 4, self.get_buffer("window")))
         return self.judge(x.contiguous(memory_format=torch.channels_last))
+
+    def seen(self, spectrum: Tensor) -> Tensor:
+        """spectrum [B, bins, columns], complex -> [B, parts, bins, columns]."""
+        x = torch.view_as_real(spectrum).permute(0, 3, 1, 2) * (LOUDER * 4 / self.size)
+        return x * (x.square().sum(1, keepdim=True) + QUIET).pow(-0.25)
+
+
+class MagnitudeDiscriminator(SpectralDiscriminator):
+    """Looks at the logarithm of magnitudes: what it sees does not hang on phases, so its features can be matched."""
+
+    parts = 1
+
+    def seen(self, spectrum: Tensor) -> Tensor:
+        """A full-scale sine gives about 2, speech -1 to 1, silence -2."""
+        power = torch.view_as_real(spectrum * (4 / self.size)).square().sum(-1)
+        return ((power + FLOOR**2).log() / 2 + 5)[:, None] / 2.5
 
 
 class PeriodDiscriminator(Stack):
@@ -83,28 +104,46 @@ class PeriodDiscriminator(Stack):
 
 
 class Discriminators(nn.ModuleList):
-    """All of them."""
+    """All of them. What is below `lowest`, in cycles a sample, none of them hears.
+
+    Speech has nothing there, and a constant adds up over all places: a period discriminator's gradient would be nearly
+    all below 50 Hz.
+    """
 
     def __init__(
-        self, windows: Sequence[int], channels: int, periods: Sequence[int], period_channels: Sequence[int]
+        self,
+        windows: Sequence[int],
+        magnitudes: Sequence[int],
+        channels: int,
+        periods: Sequence[int],
+        period_channels: Sequence[int],
+        lowest: float,
     ) -> None:
         spectral = (SpectralDiscriminator(window, channels) for window in windows)
-        super().__init__([*spectral, *(PeriodDiscriminator(period, period_channels) for period in periods)])
+        matched = (MagnitudeDiscriminator(window, channels) for window in magnitudes)
+        super().__init__([*spectral, *matched, *(PeriodDiscriminator(period, period_channels) for period in periods)])
+        self.lowest = lowest
+        self.spectra = slice(0, len(windows) + len(magnitudes))
+        self.matched = slice(len(windows), len(windows) + len(magnitudes))
+        """Those whose features a maker can match without knowing phases."""
+        self.matched_count = len(magnitudes)
+        self.periods = slice(len(windows) + len(magnitudes), len(self))
 
     def forward(self, samples: Tensor) -> list[Verdict]:
         """samples [B, T] -> each one's verdict."""
-        return [discriminator(samples) for discriminator in self]
+        heard = high_passed(samples, self.lowest)
+        return [discriminator(heard) for discriminator in self]
 
 
-def own_loss(real: Sequence[Verdict], made: Sequence[Verdict]) -> Tensor:
-    """What the discriminators pay: real is 1, made is 0."""
+def own_losses(real: Sequence[Verdict], made: Sequence[Verdict]) -> Tensor:
+    """What each discriminator pays: real is 1, made is 0."""
     pairs = zip(real, made, strict=True)
-    return torch.stack([(1 - r.float()).square().mean() + m.float().square().mean() for (r, _), (m, _) in pairs]).sum()
+    return torch.stack([(1 - r.float()).square().mean() + m.float().square().mean() for (r, _), (m, _) in pairs])
 
 
-def makers_loss(made: Sequence[Verdict]) -> Tensor:
-    """What the maker pays: made shall be 1."""
-    return torch.stack([(1 - scores.float()).square().mean() for scores, _ in made]).sum()
+def makers_losses(made: Sequence[Verdict]) -> Tensor:
+    """What the maker pays to each: made shall be 1."""
+    return torch.stack([(1 - scores.float()).square().mean() for scores, _ in made])
 
 
 def feature_distance(real: Sequence[Verdict], made: Sequence[Verdict]) -> Tensor:

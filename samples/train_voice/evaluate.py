@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -182,13 +183,15 @@ def held_out(recipe: Recipe, count: int) -> list[Clip]:
     return clips[:count]
 
 
-def spoken_by(kind: str, recipe: Recipe, voice: Path) -> Callable[[Clip, int], tuple[Sound, float | None]]:
+def spoken_by(
+    kind: str, recipe: Recipe, voice: Path, opened: ExitStack
+) -> Callable[[Clip, int], tuple[Sound, float | None]]:
     """Who speaks a clip's sentence: the voice, the teacher, or the teacher through the voice's codec."""
     if kind == "teacher":
         return lambda clip, _: (as_sound(clip.pcm), None)
     if kind == "codec":
         return through_codec(recipe, voice)
-    runtime = Runtime.start(RuntimeConfig(voice=voice, device=recipe.device))
+    runtime = opened.enter_context(Runtime.start(RuntimeConfig(voice=voice, device=recipe.device)))
     return lambda clip, seed: speak(runtime, clip.text, seed)
 
 
@@ -212,11 +215,12 @@ def through_codec(recipe: Recipe, voice: Path) -> Callable[[Clip, int], tuple[So
 
 def measured(kind: str, recipe: Recipe, voice: Path, listener: Listener, clips: Sequence[Clip]) -> list[Heard]:
     """Every sentence, by every seed where that makes a difference."""
-    speaker, seeds = spoken_by(kind, recipe, voice), recipe.evaluate["seeds"] if kind == "speech" else [0]
-    heard = []
-    for seed, clip in track([(seed, clip) for seed in seeds for clip in clips], description=kind):
-        sound, rtf = speaker(clip, seed)
-        heard.append(listener.hear(clip.text, sound, recipe.sample_rate, len(clip.pcm) / recipe.sample_rate, rtf))
+    seeds, heard = recipe.evaluate["seeds"] if kind == "speech" else [0], []
+    with ExitStack() as opened:
+        speaker = spoken_by(kind, recipe, voice, opened)
+        for seed, clip in track([(seed, clip) for seed in seeds for clip in clips], description=kind):
+            sound, rtf = speaker(clip, seed)
+            heard.append(listener.hear(clip.text, sound, recipe.sample_rate, len(clip.pcm) / recipe.sample_rate, rtf))
     return heard
 
 

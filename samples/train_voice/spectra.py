@@ -32,6 +32,16 @@ def transform(samples: Tensor, window: int, hop: int, shape: Tensor) -> Tensor:
     return torch.stft(samples, window, hop, window=shape, center=True, pad_mode="constant", return_complex=True)
 
 
+def high_passed(samples: Tensor, lowest: float) -> Tensor:
+    """samples [..., T] without what lies below `lowest`, in cycles a sample; the end is taken to join the beginning.
+
+    The edge is a quarter of `lowest` wide on each side. It is its own transpose: a gradient passes it the same way.
+    """
+    spectrum = torch.fft.rfft(samples.float())
+    places = torch.fft.rfftfreq(samples.shape[-1], device=samples.device)
+    return torch.fft.irfft(spectrum * (2 * places / lowest - 1.5).clamp(0, 1), samples.shape[-1])
+
+
 class SpectralDistance(nn.Module):
     """Log-mel and log-magnitude distances at several windows, short ones too (DAC, arXiv:2306.06546).
 
@@ -40,7 +50,7 @@ class SpectralDistance(nn.Module):
 
     def __init__(self, sample_rate: int, windows: Sequence[int], mels: Sequence[int], floor: float) -> None:
         super().__init__()
-        self.windows, self.floor = tuple(windows), floor
+        self.sample_rate, self.windows, self.floor = sample_rate, tuple(windows), floor
         for window, count in zip(windows, mels, strict=True):
             self.register_buffer(f"bank{window}", mel_bank(window, count, sample_rate), persistent=False)
             self.register_buffer(f"window{window}", torch.hann_window(window), persistent=False)

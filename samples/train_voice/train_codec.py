@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +26,10 @@ from clips import Clip, Pool, read_clips
 from encoder import Encoder, Learning, Quantized, quantize
 from graphs import Repeated, fused
 from log import Log
+from log import read as read_log
 from recipe import Recipe
 from safetensors.torch import load_file, save_file
+from scorers import JUDGES, Sound
 from spectra import SpectralDistance
 from torch import Tensor, nn
 from whole import WholeDecoder, bend
@@ -39,6 +42,8 @@ from engine.weights import outlines, stored
 HELD = 32
 """Held-out clips that are listened to."""
 HELD_FRAMES = 36
+OPINIONS = 16
+"""Of these, on how many an opinion is asked for."""
 
 
 class Stopped:
@@ -178,16 +183,29 @@ def encode_pool(encoder: Encoder, decoder: CodecDecoder, pool: Pool, batch: int 
             pool.codes[starts[index] : starts[index] + lengths[index]] = codes[row, : lengths[index]]
 
 
-@torch.no_grad()
 def held_out_distance(
     decoder: CodecDecoder, weights: Mapping[str, Tensor], held: Held, distance: SpectralDistance
 ) -> float:
     """Mean log-mel distance of held-out clips, decoded by a decoder with these weights."""
+    return float(distance(decoded(decoder, weights, held.codes), held.samples)[0])
+
+
+def held_out_opinion(
+    decoder: CodecDecoder, weights: Mapping[str, Tensor], held: Held, opinion: Callable[[Sound], float]
+) -> float:
+    """Mean opinion of the first OPINIONS held-out clips."""
+    made = decoded(decoder, weights, held.codes[:OPINIONS])
+    return sum(map(opinion, made.clamp(-1, 1).cpu().numpy())) / len(made)
+
+
+@torch.no_grad()
+def decoded(decoder: CodecDecoder, weights: Mapping[str, Tensor], codes: Tensor) -> Tensor:
+    """codes [B, K, T] -> samples [B, T * samples_per_frame] of a decoder with these weights."""
     own = {name: parameter.detach().clone() for name, parameter in decoder.named_parameters() if name in weights}
     _put(decoder, weights)
-    made = WholeDecoder(decoder).codes(held.codes)
+    made = WholeDecoder(decoder).codes(codes)
     _put(decoder, own)
-    return float(distance(made, held.samples)[0])
+    return made
 
 
 def _put(decoder: CodecDecoder, weights: Mapping[str, Tensor]) -> None:
@@ -343,7 +361,10 @@ def train_b(recipe: Recipe, device: torch.device, stopped: Stopped) -> None:
     if judges := sorted(recipe.work.glob("discriminators*.safetensors")):
         model.judges.load_state_dict({name: t.float() for file in judges for name, t in load_file(file).items()})
         print("discriminators of an earlier run", flush=True)
+    opinion = opinion_of(settings["opinion"])
     print("held-out log-mel distance before", round(held_out_distance(decoder, {}, listened, distance), 4), flush=True)
+    if opinion:
+        print("held-out opinion before", round(held_out_opinion(decoder, {}, listened, opinion), 3), flush=True)
     chance = torch.Generator(device).manual_seed(recipe.seed)
     stretches, steps = Stretches(recipe, pool, chance), dict[bool, Repeated]()
     owners = {
@@ -352,11 +373,12 @@ def train_b(recipe: Recipe, device: torch.device, stopped: Stopped) -> None:
         "discriminators": model.judges,
         "maker": model.maker,
         "judging": model.judging,
+        "paid": model.paid,
         "chance": chance,
     }
 
     def step(run: Progressing) -> Tensor:
-        model.set_rate(rate_of(settings, run), word_of(settings, run.step))
+        model.set_rate(rate_of(settings, run), settings["rate_discriminators"], word_of(settings, run.step))
         beginning = stretches.is_beginning(run.step)
         inputs = stretches.batch(beginning)
         if beginning not in steps:
@@ -366,9 +388,28 @@ def train_b(recipe: Recipe, device: torch.device, stopped: Stopped) -> None:
 
     def keep() -> dict[str, float]:
         write_decoder(recipe, decoder, model.averages)
-        return {"held_mel": held_out_distance(decoder, model.averages, listened, distance)}
+        told = {"held_mel": held_out_distance(decoder, model.averages, listened, distance)}
+        if opinion:
+            told["held_mos"] = held_out_opinion(decoder, model.averages, listened, opinion)
+            keep_best(recipe, told["held_mos"])
+        return told
 
     train(recipe.work, "codec-b", codec, owners, step, keep, TOLD, stopped)
+
+
+def opinion_of(name: str) -> Callable[[Sound], float] | None:
+    """The judge of scorers.py with this name; none for an empty one."""
+    if name and name not in JUDGES:
+        raise ValueError(f"codec.b.opinion must be empty or one of {sorted(JUDGES)}, got {name!r}")
+    return JUDGES[name]("") if name else None
+
+
+def keep_best(recipe: Recipe, opinion: float) -> None:
+    """A copy of the decoder as best.safetensors, if none that this log tells of was thought better."""
+    file = recipe.work / "codec-b.jsonl"
+    before = [line["held_mos"] for line in read_log(file) if "held_mos" in line] if file.exists() else []
+    if opinion > max(before, default=-math.inf):
+        shutil.copy(decoder_file(recipe), recipe.work / "best.safetensors")
 
 
 def repeated(step: Callable[..., Tensor], inputs: tuple[Tensor, ...], capture: bool) -> Repeated:
