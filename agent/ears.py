@@ -18,6 +18,7 @@ import numpy as np
 from agent import vad
 from agent.dialogue import Audio
 from agent.echo import EchoGuard
+from agent.near import Near, decibels
 from agent.receive import Heard, Receiver
 from agent.turn import Action, AgentState, Judge, Settings, TurnTaking
 from agent.turn import Heard as Judged
@@ -50,6 +51,7 @@ class Listening:
         self._vad = vad.make(vad_name)
         self._framer = vad.Framer(self._vad.frame_samples)
         self._guard = EchoGuard(far_rate)
+        self._near = Near(vad.frame_seconds(vad_name))
 
     def listen(self, pieces: list[Heard | Sent]) -> list[Judged]:
         """Judges the frames that the pieces complete, in their order."""
@@ -64,7 +66,8 @@ class Listening:
 
     def _judged(self, frame: vad.Frame) -> Judged:
         probability = self._vad.probability(frame.samples)
-        return Judged(probability, frame.at, self._guard.likelihood(frame.samples, frame.at))
+        echo = self._guard.likelihood(frame.samples, frame.at)
+        return Judged(self._near.weigh(probability, decibels(frame.samples), echo), frame.at, echo)
 
 
 class Ears:
