@@ -17,6 +17,7 @@ from engine.options import number, patience, port, positive, seconds
 PROGRAM = "breezert"
 COMMANDS = {
     "serve": "talk to a voice in the browser",
+    "probe": "how any WebRTC voice agent treats who speaks over it",
     "bench browser": "what is heard in a real Chromium",
     "bench bargein": "how fast the agent falls silent when somebody speaks over it",
     "bench page": "what the demo page costs in a browser and on the server",
@@ -136,6 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["serve"]:
         return serve(argv[1:])
+    if argv[:1] == ["probe"]:
+        return int(import_module("agent.probe.command").main(argv[1:]))
     if argv[:1] == ["bench"] and argv[1:2] and f"bench {argv[1]}" in COMMANDS:
         bench = import_module(f"agent.bench_{argv[1]}")
         return int(bench.main(argv[2:]))

@@ -147,7 +147,8 @@ PURE = (
 AGENT_LEVELS = (
     "fault",
     "protocol lateness pace allowance metrics toc libopus heard vad echo sentences sse thoughts trouble dialogue feed "
-    "words dial closing",
+    "words dial closing near sounds probe probe.recording probe.stretch probe.ear probe.outcome probe.sounds "
+    "probe.network probe.books",
     "utterance playout turn guard transit called secret script realtime silencing turn_end reply",
     "opus offer wire door jitter endpoint whisper realtime_items realtime_keys",
     "hearing microphone track receive chat whisper_worker transcribe container realtime_session",
@@ -164,6 +165,12 @@ AGENT_LEVELS = (
     "whep realtime_routes",
     "server",
     "serve voice_agent",
+    "probe.audible probe.dialect probe.mouth probe.neteq probe.scenario probe.report",
+    "probe.measure probe.prompter",
+    "probe.judge probe.call",
+    "probe.judging",
+    "probe.run",
+    "probe.load",
 )
 AGENT_PURE = (
     "protocol",
@@ -191,6 +198,11 @@ AGENT_PURE = (
     "sight",
     "realtime_session",
     "realtime_items",
+    "near",
+    "probe.recording",
+    "probe.stretch",
+    "probe.ear",
+    "probe.outcome",
 )
 
 
