@@ -249,7 +249,10 @@ def test_specs(model: Breeze, mini: Breeze) -> None:
         modes=frozenset(Mode),
         sampling=SamplingParams(repetition_penalty=1.1, max_frames=750),
         max_text_chars=127,
+        speakers=tuple(f"S{i}" for i in range(10)),
+        guided=True,
     )
+    assert (mini.spec.speakers, mini.spec.languages, mini.spec.guided) == (("S0",), (), False)
     assert mini.spec.licence == "apache-2.0"
     assert mini.spec.name == "breeze-mini"
     assert mini.spec.max_positions == 1024
