@@ -70,7 +70,10 @@ ENGINE = {
     "english.letters": "english.numerals english.rule",
     "english.addresses": "english.letters english.numerals english.rule",
     "english.quantities": "english.numerals english.rule",
-    "models.breeze_tts_2": f"checks core device models normalise fused_breeze {STAGES}",
+    "prompts": "checks core weights",
+    "generation": "checks config core weights",
+    "models.breeze_tts_2": f"checks core device generation models normalise prompts fused_breeze {STAGES}",
+    "models.qwen3_tts": f"checks core device generation models prompts {STAGES}",
     "fused": f"core {STAGES}",
     "fused_codec": f"core fused {STAGES}",
     "fused_twins": "sampling",
@@ -82,7 +85,7 @@ ENGINE = {
     "recorder": "core clock",
     "messages": "checks core recorder",
     "options": "checks core",
-    "executor": "core device batch messages models random_weights sampling shapes stages",
+    "executor": "core device batch chunking messages models random_weights sampling shapes stages",
 }
 SCHEDULING = {
     "pages",
