@@ -88,7 +88,7 @@ def embed(model: Qwen3TTS, row: PromptRow) -> Tensor:
     embeds = model.encode_text(torch.tensor(segment.ids), torch.tensor([segment.length]), segment.length)
     for overlay in row.overlays:
         if overlay.vector:
-            embeds[overlay.start] += torch.tensor(overlay.vector)
+            embeds[overlay.start] += torch.tensor(overlay.vector, dtype=embeds.dtype)
         if overlay.frames:
             embeds[overlay.start :][: len(overlay.frames)] += model.embed_frames(torch.tensor(overlay.frames))
     return embeds
