@@ -19,10 +19,13 @@ from engine.core import Limits, PromptRow, Reference, SamplingParams, TextSegmen
 from engine.ledger import EXACT, GREEDY, LOGITS, PAGE_SIZE, PROBABILITIES, STATES, Ledger, Row
 from engine.models.qwen3_tts import AUTO, Qwen3TTS, Wish
 from engine.sampling import Filter, SamplingRows, probabilities
+from engine.speaker import SpeakerConfig, SpeakerEncoder, spectrogram
+from engine.weights import load as load_weights
 from engine.weights import outlines
 
 PROMPTS = 2e-5
 """Tolerance of what the backbone receives."""
+MELS = 1e-4
 OFFICIAL_PENALTY = 1.05
 """Of a greedy run that does not say its own."""
 
@@ -37,6 +40,8 @@ def check(model: Qwen3TTS, ledger: Ledger, folder: Path) -> list[Row]:
         check_forced(model, ledger, f"m.{name}", wish)
         check_greedy(model, ledger, f"m.{name}", wish)
     check_sampling(ledger)
+    if ledger.has("spk.mel"):
+        check_speaker(speaker_of(folder / "checkpoint"), ledger)
     return ledger.rows()
 
 
@@ -209,6 +214,30 @@ def settings(sequence: Sequence, steps: int) -> Iterator[tuple[int, SamplingRows
     """Each step with the settings as they are then: what was said before is part of them."""
     for step in range(steps):
         yield step, sequence.sampling
+
+
+# ---- who speaks ----
+
+
+def speaker_of(checkpoint: Path) -> SpeakerEncoder:
+    """The speaker encoder alone: a folder of tensors for all kinds of voice describes it in config.base.json."""
+    base = checkpoint / "config.base.json"
+    main = Section.read(base if base.exists() else checkpoint / "config.json")
+    with outlines():
+        encoder = SpeakerEncoder(SpeakerConfig.from_dict(main.section("speaker_encoder_config")))
+    return load_weights(encoder, checkpoint, "speaker_encoder.", dtype=torch.float32, device="cpu").eval()
+
+
+def check_speaker(encoder: SpeakerEncoder, ledger: Ledger) -> None:
+    """A spectrogram to its vector, and a recording to both."""
+    mel = ledger.states("spk.mel", None, encoder.config.mels)
+    ledger.compare("speaker", "spk.xvec", encoder(mel[None])[0], STATES)
+    samples = ledger.states("spk.wav", None)
+    ledger.compare("spectrogram", "spk.wav_mel", spectrogram(samples, encoder.config), MELS)
+    ledger.compare("speaker", "spk.wav_xvec", encoder.hear(samples), STATES)
+
+
+# ---- sampling ----
 
 
 def check_sampling(ledger: Ledger) -> None:

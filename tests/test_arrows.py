@@ -17,7 +17,7 @@ WEBRTC = {"aiortc", "aioice", "av", "aiohttp"}
 
 STAGES = (
     "kv_cache text backbone depth codec codec_blocks codec_transformer sampling weights config norm rotary "
-    "transformer prepared"
+    "transformer prepared speaker"
 )
 POLICIES = " ".join(
     f"policies.{name}"

@@ -24,8 +24,9 @@ from engine.executor import default_limits
 from engine.messages import RuntimeConfig
 from engine.models.qwen3_tts import LICENCE, Qwen3TTS, Wish, load, load_tokenizer
 from engine.runtime import Runtime
+from engine.speaker import SpeakerConfig, SpeakerEncoder
 from engine.verify_qwen3_tts import embed, generate
-from engine.weights import CheckpointError
+from engine.weights import CheckpointError, outlines
 
 GOLDEN = Path(__file__).parent / "golden" / "qwen3-tts"
 CPU = torch.device("cpu")
@@ -324,6 +325,51 @@ def test_control_ids_are_never_drawn_and_the_end_never_first(loaded: dict[str, Q
     drawn = [set(model.first_code(hidden, rows, torch.full((4000,), frame)).tolist()) for frame in range(3)]
     assert drawn[0] == drawn[1] == set(range(32)), "whatever min_frames says"
     assert drawn[2] == {*range(32), model.end_id}
+
+
+# ---- recordings ----
+
+
+def test_a_recording_becomes_the_vector_of_its_speaker(
+    loaded: dict[str, Qwen3TTS], expected: dict[str, Tensor]
+) -> None:
+    vector = loaded["base"].speaker_vector(expected["spk.wav"])
+    torch.testing.assert_close(torch.tensor(vector), expected["spk.wav_xvec"], rtol=0, atol=5e-5)
+    only = Reference("", (), vector)
+    assert loaded["base"].prompt(Request("hello", GREEDY, reference=only)).rows[0].overlays[0].vector == vector
+    with pytest.raises(ValueError, match=r"a recording must be at least 2400 samples, got \[2399\]: take a longer one"):
+        loaded["base"].speaker_vector(torch.zeros(2399))
+    with pytest.raises(ValueError, match="has no speaker encoder: take one whose config says base"):
+        loaded["custom"].speaker_vector(expected["spk.wav"])
+
+
+@pytest.mark.parametrize(("width", "parameters"), [(2048, 12_001_088), (1024, 8_854_336)])
+def test_a_speaker_encoder_has_the_size_of_the_published_one(width: int, parameters: int) -> None:
+    """What the Base checkpoints have more than the CustomVoice ones; their config may say the width alone."""
+    with outlines():
+        encoder = SpeakerEncoder(SpeakerConfig.from_dict({"enc_dim": width, "sample_rate": 24000}))
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == parameters
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"enc_dim": 63}, "enc_dim must be the talker's width 64, found 63"),
+        ({"enc_channels": [16, 16, 48]}, "enc_channels must be as long as"),
+        ({"enc_channels": [16, 16, 24, 16, 48]}, "equal but for the last"),
+        ({"enc_res2net_scale": 5}, "enc_res2net_scale must be a divisor of 16"),
+        (
+            {"enc_se_channels": 9},
+            r"misshapen: speaker_encoder\.blocks\.1\.se_block\.conv1\.weight, expected floats \[9, 16, 1\]",
+        ),
+    ],
+)
+def test_a_speaker_encoder_that_does_not_fit(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    folder = voice("qwen3_tts.base", tmp_path)
+    given = json.loads((folder / "config.json").read_text())["speaker_encoder_config"]
+    damage(folder / "config.json", speaker_encoder_config=given | change)
+    with pytest.raises(CheckpointError, match=message):
+        load(folder, device=CPU, dtype=torch.float32)
 
 
 # ---- random weights ----

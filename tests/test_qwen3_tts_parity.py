@@ -46,7 +46,11 @@ def test_every_golden_tensor_agrees(name: str) -> None:
     assert len(cases) == CASES
     layers = {f"m.{case} layers" for case in cases if f"m.{case} layers" in groups}
     assert len(layers) >= 3
-    assert groups == {f"m.{case} {kind}" for case in cases for kind in kinds} | layers | {"sampling"}
+    assert groups == {f"m.{case} {kind}" for case in cases for kind in kinds} | layers | {
+        "sampling",
+        "spectrogram",
+        "speaker",
+    }
 
 
 def outcome(folder: Path, expected: Mapping[str, Tensor], case: str) -> list[Row]:

@@ -45,6 +45,7 @@ from engine.kv_cache import PagedKV
 from engine.models import Functions, State
 from engine.norm import RMSNorm
 from engine.sampling import SamplingRows, SamplingState, draw, penalise, uniforms
+from engine.speaker import SpeakerConfig, SpeakerEncoder
 from engine.transformer import Layers, read_layers
 from engine.weights import WHOLE_FOLDER, CheckpointError, FusedEmbedding, FusedLinear, outlines, read_json, stored
 from engine.weights import load as load_weights
@@ -54,8 +55,10 @@ LICENCE = "Apache-2.0"
 """Of the published weights (their model cards), and so of every folder that does not name another."""
 CODEC = "speech_tokenizer"
 """The folder of the codec, and the first part of its tensors' names here."""
-SKIPPED = ("speaker_encoder.*", f"{CODEC}.encoder.*", *UNUSED)
-"""A recording to a vector, and to codes: other stages."""
+SKIPPED = (f"{CODEC}.encoder.*", *UNUSED)
+"""A recording to codes: another stage."""
+UNHEARD = "speaker_encoder.*"
+"""What voices that are no clones do without, if their folder has it."""
 FLOAT32 = (f"{CODEC}.*",)
 MAX_POSITIONS = 2048
 """Of a request here: nearly three minutes in one piece. Each slot has memory for all of them, and the published 32768
@@ -175,6 +178,8 @@ class QwenConfig:
     text_vocab: int
     codec_vocab: int
     """Ids of code 0 and control ids."""
+    speaker: SpeakerConfig | None
+    """Of voices that are clones."""
 
 
 class TalkerModel(Backbone):
@@ -286,6 +291,7 @@ class Qwen3TTS(nn.Module):
         self.spec = spec
         self.layouts = layouts
         self.talker = Talker(config)
+        self.speaker_encoder = SpeakerEncoder(config.speaker) if config.speaker else None
         self.speech_tokenizer = nn.ModuleDict({"decoder": CodecDecoder(config.codec)})
         ids = torch.arange(config.codec_vocab, device="cpu")
         self.register_buffer("end", ids == self.end_id, persistent=False)
@@ -329,6 +335,15 @@ class Qwen3TTS(nn.Module):
     def prompt(self, request: Request) -> Prompt:
         """What the backbone shall receive for the request. Raises RequestError."""
         return self.layouts.prompt(request, self.spec)
+
+    def speaker_vector(self, samples: Tensor) -> tuple[float, ...]:
+        """Reference.vector of a recording, samples [n], mono at 24 kHz. Raises ValueError for one that is too short and
+        for a voice that is no clone."""
+        if self.speaker_encoder is None:
+            raise ValueError(f"voice {self.spec.name} has no speaker encoder: take one whose config says base")
+        with torch.inference_mode():
+            vector: list[float] = self.speaker_encoder.hear(samples.to(self.device)).tolist()
+        return tuple(vector)
 
     def new_state(self, limits: Limits) -> State:
         """State for `limits`, with page 0 and slot 0 besides, which belong to nobody."""
@@ -590,7 +605,8 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Qwen3TTS:
     model = outline(folder, main, audio, config, tokenizer)
     codec = {f"{CODEC}.{name}": tensor for name, tensor in stored(folder / CODEC).items()}
     tensors = stored(folder) | codec
-    return load_weights(model, tensors, dtype=dtype, device=device, skip=SKIPPED, float32=FLOAT32).eval()
+    skipped = SKIPPED if config.speaker else (*SKIPPED, UNHEARD)
+    return load_weights(model, tensors, dtype=dtype, device=device, skip=skipped, float32=FLOAT32).eval()
 
 
 def outline(folder: Path, main: Section, audio: Section, config: QwenConfig, tokenizer: Tokenizer) -> Qwen3TTS:
@@ -656,9 +672,18 @@ def read_config(folder: Path, main: Section, audio: Section) -> QwenConfig:
     }.items():
         if len(set(values)) > 1:
             raise CheckpointError(f"{folder}: its configs must agree on {what}, found {values}; {WHOLE_FOLDER}")
-    return QwenConfig(
-        backbone, depth, codec, talker.integer("text_hidden_size"), talker.integer("text_vocab_size"), vocab
-    )
+    texts = talker.integer("text_hidden_size"), talker.integer("text_vocab_size")
+    return QwenConfig(backbone, depth, codec, *texts, vocab, read_speaker(main, backbone.hidden_size))
+
+
+def read_speaker(main: Section, width: int) -> SpeakerConfig | None:
+    """Of a voice that is a clone."""
+    if main.text("tts_model_type", "") != "base":
+        return None
+    config = SpeakerConfig.from_dict(main.section("speaker_encoder_config"))
+    if config.width != width:
+        raise main.section("speaker_encoder_config").misfit("enc_dim", f"the talker's width {width}")
+    return config
 
 
 def read_spec(folder: Path, main: Section, audio: Section, config: QwenConfig, layouts: Layouts) -> ModelSpec:
