@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf, isfinite
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ MOST_SAMPLES = 2**53
 """Of one request's audio that can have been played: more no float counts exactly."""
 MOST_SECONDS = 1e15
 """Of an instant or a duration that anybody tells: beyond, a float has no fractions of a second."""
+MOST_OF_A_VECTOR = 1e6
+"""Of a number in a speaker's vector: no encoder says more."""
 
 
 class Stage(StrEnum):
@@ -120,8 +122,10 @@ class Reference:
         for number, frame in enumerate(self.frames):
             whole = isinstance(frame, tuple) and all(map(is_whole, frame))
             check(whole, f"reference frame {number}", "a tuple of whole numbers", frame)
-        numbers = isinstance(self.vector, tuple) and all(is_number(value) and isfinite(value) for value in self.vector)
-        check(numbers, "reference vector", "a tuple of finite numbers", self.vector)
+        numbers = isinstance(self.vector, tuple) and all(
+            is_number(x) and abs(x) <= MOST_OF_A_VECTOR for x in self.vector
+        )
+        check(numbers, "reference vector", "a tuple of numbers that are not huge", self.vector)
 
 
 @dataclass(frozen=True, slots=True)

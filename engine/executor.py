@@ -188,7 +188,8 @@ class Executor:
         self._launch(pack.shape, [slots, starts, lengths, ids, pages, floats, ints])
 
     def _embed_references(self, row: Row) -> None:
-        """Reference frames and, as a frame of zeros, audio-EOS: one gather each, which needs no graph."""
+        """Reference frames and, as a frame of zeros, audio-EOS; or what lies over text: a gather each, which needs no
+        graph."""
         assert row.admission is not None
         end = (0,) * self.model.spec.num_codebooks
         for slot, prompt in zip(row.slots, row.admission.prompt.rows, strict=True):

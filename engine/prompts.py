@@ -64,7 +64,8 @@ def check_mode(request: Request, spec: ModelSpec) -> None:
     if request.mode not in spec.modes:
         known = ", ".join(sorted(spec.modes))
         raise RequestError(
-            f"voice {spec.name} knows the modes {known}, got a request of mode {request.mode}; {_advice(request)}",
+            f"voice {spec.name} knows the modes {known}, got a request of mode {request.mode}; "
+            f"{_advice(request, spec)}",
             "instruction" if request.instruction else "reference",
         )
     if request.language and request.language.lower() not in spec.languages:
@@ -76,9 +77,10 @@ def check_mode(request: Request, spec: ModelSpec) -> None:
         )
 
 
-def _advice(request: Request) -> str:
+def _advice(request: Request, spec: ModelSpec) -> str:
     if request.mode is Mode.PLAIN:
-        return "give an instruction (design) or a reference (clone)"
+        wanted = {Mode.DESIGN: "an instruction", Mode.CLONE: "a reference", Mode.DIRECTION: "both"}
+        return f"give {' or '.join(what for mode, what in wanted.items() if mode in spec.modes)}"
     return "leave out the instruction (design, direction) or the reference (clone, direction)"
 
 

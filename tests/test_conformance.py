@@ -158,6 +158,7 @@ def test_a_row_chooses_the_same_codes_whoever_its_neighbours_are(model: Model) -
     state, hidden = state_of(model), numbers(3, model.width)
     for slot, params in enumerate(SETTINGS, start=1):
         state.sampling.set(slot, params)
+        state.sampling.seen[slot, 5 * slot : 5 * slot + 10] = True
     together = chosen(model, state, hidden, [1, 2, 3], 5)
     hidden = torch.cat((hidden, torch.full((1, model.width), torch.nan)))
     for order in ([2, 0, 1], [1, 1, 0], [3, 1], [0, 3, 3, 3]):

@@ -1,8 +1,8 @@
 """Qwen3-TTS-12Hz: reads its checkpoint folders, lays out its prompts and offers the functions of a model.
 
 It does not know batches, slots or when a function is called: the executor does. Five voices are published: 0.6B and
-1.7B, Base (clones) and CustomVoice (named speakers), and 1.7B VoiceDesign. Source: the model cards and code of
-QwenLM/Qwen3-TTS; the report, arXiv:2601.15621.
+1.7B, Base (clones) and CustomVoice (named speakers), and 1.7B VoiceDesign; their weights are Apache-2.0. Source: the
+model cards and code of QwenLM/Qwen3-TTS; the report, arXiv:2601.15621.
 
 Everything that the backbone ("talker") receives is the sum of two tracks: a text token's embedding, projected, and a
 codec embedding (a control id, a frame, a speaker). In a prompt the two stand side by side, one pair a position. Where
