@@ -345,7 +345,7 @@ def test_report_of_a_bad_folder(copy: Path) -> None:
 
 def test_folders_that_cannot_be_checked(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"nowhere: expected expected_\*.safetensors beside checkpoint/, found no"
+        CheckpointError, match=r"nowhere: expected expected\*.safetensors beside checkpoint/, found no"
     ):
         printed(tmp_path / "nowhere")
     (copy / "expected_all.safetensors").write_bytes(b"garbage!")
