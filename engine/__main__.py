@@ -217,7 +217,7 @@ def add_engine_commands(commands: Commands) -> Commands:
     """Every command of this file; returns the kinds of `bench`."""
     add_say_options(command(commands, "say", say, "speak a text into a WAV file"))
     p = command(commands, "verify", verify, "compare a checkpoint with its expected tensors")
-    p.add_argument("folder", type=Path, help="holds checkpoint/ and expected_*.safetensors")
+    p.add_argument("folder", type=Path, help="holds checkpoint/ and expected*.safetensors")
     add_simulate_options(command(commands, "simulate", simulate, "compare scheduling policies on a fake clock"))
     kinds = add_bench_commands(commands.add_parser("bench", help="measure the real engine", allow_abbrev=False))
     p = command(commands, "calibrate", calibrate, "measure stage costs for the Predictor")

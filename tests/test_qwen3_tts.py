@@ -262,6 +262,14 @@ def damage(file: Path, **changes: object) -> None:
             lambda f: damage(f / "tokenizer_config.json", added_tokens_decoder={"320": {"content": "<a>"}}),
             "ids below 320",
         ),
+        (
+            lambda f: damage(f / "config.json", im_start_token_id=5),
+            "of a prompt without text, with <.im_start.> = 5 and",
+        ),
+        (
+            lambda f: (f / "merges.txt").write_text("#version: 0.2\na s\n"),
+            "must make 8 tokens of a prompt without text",
+        ),
         (lambda f: damage(f / "config.json", tts_model_type="singing"), "tts_model_type must be one of base, custom_v"),
         (
             lambda f: damage(f / "config.json", tts_pad_token_id=None),
@@ -284,6 +292,14 @@ def test_a_damaged_folder_is_one_clear_error(copy: Path, break_it: Callable[[Pat
     break_it(copy)
     with pytest.raises(CheckpointError, match=message):
         load(copy, device=CPU, dtype=torch.float32)
+
+
+def test_what_only_encoding_reads_may_be_there(copy: Path) -> None:
+    """As in the published codec."""
+    file = copy / "speech_tokenizer" / "model.safetensors"
+    more = ("encoder.downsample.conv.weight", "decoder.quantizer.rvq_rest.input_proj.weight")
+    save_file(load_file(file) | {name: torch.zeros(2) for name in more}, file)
+    load(copy, device=CPU, dtype=torch.float32)
 
 
 def test_configs_that_disagree_are_named(copy: Path) -> None:

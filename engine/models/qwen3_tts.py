@@ -612,9 +612,20 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Qwen3TTS:
 def outline(folder: Path, main: Section, audio: Section, config: QwenConfig, tokenizer: Tokenizer) -> Qwen3TTS:
     """The model on meta, without numbers."""
     layouts = Layouts(tokenizer, Marks.read(main), config)
+    check_template(folder, main, layouts)
     spec = read_spec(folder, main, audio, config, layouts)
     with outlines():
         return Qwen3TTS(config, spec, layouts)
+
+
+def check_template(folder: Path, main: Section, layouts: Layouts) -> None:
+    """Prompts are cut out of templates by position. Raises CheckpointError where the tokenizer makes others of them."""
+    begin, end, ids = main.integer("im_start_token_id"), main.integer("im_end_token_id"), layouts.template("")
+    if len(ids) != ROLE + TAIL or (ids[0], ids[ROLE], ids[ROLE + 2]) != (begin, end, begin):
+        raise CheckpointError(
+            f"{folder}: its tokenizer must make {ROLE + TAIL} tokens of a prompt without text, with <|im_start|> = "
+            f"{begin} and <|im_end|> = {end} among them, got {list(ids)}; {WHOLE_FOLDER}"
+        )
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
