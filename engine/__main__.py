@@ -37,7 +37,8 @@ def say(args: argparse.Namespace) -> int:
 
     check_output(args.output)
     with started(runtime_config(args)) as runtime:
-        request = Request(args.text, sampling(args, runtime.spec.sampling), args.speaker, args.instruction)
+        settings = sampling(args, runtime.spec.sampling)
+        request = Request(args.text, settings, args.speaker, args.instruction, language=args.language)
         stats = say(runtime, request, args.output, console)
         if args.stats:
             print_stats(stats, console)
@@ -216,7 +217,7 @@ def add_engine_commands(commands: Commands) -> Commands:
     """Every command of this file; returns the kinds of `bench`."""
     add_say_options(command(commands, "say", say, "speak a text into a WAV file"))
     p = command(commands, "verify", verify, "compare a checkpoint with its expected tensors")
-    p.add_argument("folder", type=Path, help="holds checkpoint/ and expected_*.safetensors")
+    p.add_argument("folder", type=Path, help="holds checkpoint/ and expected*.safetensors")
     add_simulate_options(command(commands, "simulate", simulate, "compare scheduling policies on a fake clock"))
     kinds = add_bench_commands(commands.add_parser("bench", help="measure the real engine", allow_abbrev=False))
     p = command(commands, "calibrate", calibrate, "measure stage costs for the Predictor")
@@ -238,8 +239,13 @@ def add_say_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("text", help="what is said")
     p.add_argument("-o", "--output", required=True, metavar="FILE", help="WAV file, or - for standard output")
     p.add_argument("--stats", action="store_true", help="print TTFA, RTF and stage times")
-    p.add_argument("--speaker", default="S0", help="who speaks, of a voice that knows several (default: %(default)s)")
+    p.add_argument(
+        "--speaker",
+        default="S0",
+        help="who speaks, of a voice that knows several: a name, or S1 for its second (default: %(default)s)",
+    )
     p.add_argument("--instruction", default="", help="how to speak, where the voice understands instructions")
+    p.add_argument("--language", default="", help="of the text, where the voice knows several (default: it tells)")
     for name, (kind, text) in SAMPLING.items():
         p.add_argument(f"--{name.replace('_', '-')}", type=setting(name, kind), help=text)
     add_voice_options(p)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from engine import profiles
 from engine.core import Stage
+from engine.dimensions import DIMENSIONS
 from engine.messages import EMBEDDED_VOICE, RuntimeConfig
 from engine.options import positive
 from engine.runtime import Runtime
@@ -56,7 +57,8 @@ def add_voice_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--profile", metavar="NAME|FILE", help="what steps cost, by calibrate (default: for this voice and device)")
     add("--eager", action="store_true", help="on CUDA, run every operation by itself: starts at once, and is slow")
-    add("--random-weights", metavar="MODEL", help="instead of a voice, noise at a model's size: breeze-tts-2 or tiny")
+    names = ", ".join(DIMENSIONS)
+    add("--random-weights", metavar="MODEL", help=f"instead of a voice, noise at a model's size: {names}")
     add(
         "--normalise",
         choices=("on", "off"),

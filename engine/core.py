@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.checks import LARGEST_ID, check, check_id, check_range, is_whole
+from engine.checks import LARGEST_ID, check, check_id, check_range, is_number, is_whole
 
 PCM = NDArray[np.int16]
 """Mono samples at ModelSpec.sample_rate, shape [samples]."""
@@ -24,6 +24,8 @@ MOST_SAMPLES = 2**53
 """Of one request's audio that can have been played: more no float counts exactly."""
 MOST_SECONDS = 1e15
 """Of an instant or a duration that anybody tells: beyond, a float has no fractions of a second."""
+MOST_OF_A_VECTOR = 1e6
+"""Of a number in a speaker's vector: no encoder says more."""
 
 
 class Stage(StrEnum):
@@ -37,7 +39,7 @@ class Stage(StrEnum):
 
 
 class Mode(StrEnum):
-    """The four prompt layouts of Breeze TTS 2."""
+    """What a request brings beside its text: nothing, an instruction, a recording to speak like, or both."""
 
     PLAIN = "plain"
     DESIGN = "design"
@@ -105,11 +107,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A recording to speak like: its transcript and its codec frames, each of `num_codebooks` ids. Raises RequestError
-    on values of another type; which ids there are, the voice knows."""
+    """A recording to speak like: its transcript and its codec frames, each of `num_codebooks` ids, and what a speaker
+    encoder made of it, for voices that have one. Raises RequestError on values of another type; which ids there are,
+    how long the vector is, and what may be left empty, the voice knows."""
 
     text: str
     frames: tuple[tuple[int, ...], ...]
+    vector: tuple[float, ...] = ()
+    """The speaker's."""
 
     def __post_init__(self) -> None:
         check(isinstance(self.text, str), "reference text", "text", self.text)
@@ -117,6 +122,10 @@ class Reference:
         for number, frame in enumerate(self.frames):
             whole = isinstance(frame, tuple) and all(map(is_whole, frame))
             check(whole, f"reference frame {number}", "a tuple of whole numbers", frame)
+        numbers = isinstance(self.vector, tuple) and all(
+            is_number(x) and abs(x) <= MOST_OF_A_VECTOR for x in self.vector
+        )
+        check(numbers, "reference vector", "a tuple of numbers that are not huge", self.vector)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +144,12 @@ class Request:
     reference: Reference | None = None
     epoch: int = 0
     follows: int | None = None
+    language: str = ""
+    """Of the text, out of ModelSpec.languages; empty: the voice tells by itself."""
 
     def __post_init__(self) -> None:
-        for name, text in (("text", self.text), ("speaker", self.speaker), ("instruction", self.instruction)):
-            check(isinstance(text, str), name, "text", text)
+        for name in ("text", "speaker", "instruction", "language"):
+            check(isinstance(getattr(self, name), str), name, "text", getattr(self, name))
         check(isinstance(self.sampling, SamplingParams), "sampling", "SamplingParams", self.sampling)
         recorded = self.reference is None or isinstance(self.reference, Reference)
         check(recorded, "reference", "a Reference or None", self.reference)
@@ -176,13 +187,32 @@ class ReferenceSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class Overlay:
+    """What is added to the text of a prompt's positions from `start` on: reference frames, which the codec also takes
+    as what was heard before; or a speaker's vector, at one position."""
+
+    start: int
+    frames: tuple[tuple[int, ...], ...] = ()
+    vector: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PromptRow:
     """What one backbone sequence receives, in order."""
 
     segments: tuple[TextSegment | ReferenceSegment, ...]
+    overlays: tuple[Overlay, ...] = ()
+    trailing: int = 0
+    """So many of the last tokens are not of the prompt: of a model whose text goes on while it speaks, one is added to
+    each frame that is fed back, and the last of them to all further frames."""
 
     @property
     def length(self) -> int:
+        return self.text_end - self.trailing
+
+    @property
+    def text_end(self) -> int:
+        """Positions of prompt and trailing text."""
         return sum(segment.length for segment in self.segments)
 
     @property
@@ -225,6 +255,12 @@ class ModelSpec:
     normalise: str = ""
     """The language (BCP 47) in which numbers, symbols and markup are written out before the voice reads a text; empty:
     it gets texts as they are."""
+    speakers: tuple[str, ...] = ()
+    """Who can speak, the voice's own first; empty: nobody but the one."""
+    languages: tuple[str, ...] = ()
+    """What a request may name; empty: none."""
+    guided: bool = False
+    """Whether an instruction may take a second backbone sequence (classifier-free guidance)."""
 
     @property
     def frame_seconds(self) -> float:

@@ -1,15 +1,15 @@
 """The depth decoder: a backbone state and a frame's first code become the frame's other codes, one after the other.
 
-It does not know how codes are drawn, nor what came before the frame. It is the depth decoder of CSM (Sesame AI, 2025;
-the idea: RQ-Transformer, arXiv:2203.01941) as Breeze TTS 2 ships it, and owns the audio embeddings that the backbone
-shares.
+It does not know how codes are drawn, nor what came before the frame. FrameDecoder is the loop over a frame's codes (the
+idea: RQ-Transformer, arXiv:2203.01941), whatever a checkpoint calls the weights; DepthDecoder is that of CSM (Sesame
+AI, 2025) as Breeze TTS 2 ships it, and owns the audio embeddings that the backbone shares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -91,12 +91,12 @@ class Tables:
     """What the frame loop needs at hand."""
 
     layers: list[LayerWeights]
-    project: Tensor
-    """[backbone_hidden, hidden]"""
+    qk_norms: list[Tensor | None]
+    """For each layer that norms queries and keys: [heads + 2 * kv_heads, head_dim], the weights, and 1 for values."""
     inputs: list[Tensor]
     """For each codebook but the last, which is not fed back: its embeddings after the projection, [V, hidden]."""
     heads: list[Tensor]
-    """For each codebook but the first: [hidden, V] float32."""
+    """For each codebook but the first: [hidden, V], in the dtype of the product with it."""
     norm: Tensor
     """[hidden], of the states that the heads receive."""
     rotations: list[Tensor]
@@ -110,24 +110,45 @@ class Tables:
         return inputs if rows == len(ids) else torch.cat((inputs, inputs))
 
 
-class DepthDecoder(Prepared[Tables]):
-    """Layers, embeddings and heads; parameter names as in the checkpoint below `depth_decoder.`."""
+class Stack(Protocol):
+    """The weights below the heads."""
+
+    layers: Layers
+    norm: RMSNorm
+
+
+class FrameDecoder(Prepared[Tables]):
+    """The loop over a frame's codes. A subclass has `model` and says what else the checkpoint holds."""
+
+    model: Any
+    """A Stack and an nn.Module."""
 
     def __init__(self, config: DepthConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = DepthModel(config)
-        self.codebooks_head = Heads(config)
         self.inv_freq: Tensor
-        self.offsets: Tensor
-        offsets = torch.arange(config.num_codebooks, device="cpu") * config.vocab_size
         self.register_buffer("inv_freq", frequencies(config.rope, config.head_dim), persistent=False)
-        self.register_buffer("offsets", offsets, persistent=False)
 
-    def embed_frames(self, codes: Tensor) -> Tensor:
-        """codes [..., K] -> the sum of their embeddings, added in float32 and rounded once, [..., audio_embed]."""
-        embeds = F.embedding(codes + self.offsets, self.model.embed_tokens.weight)
-        return embeds.sum(-2, dtype=torch.float32).to(embeds.dtype)
+    def project(self, x: Tensor) -> Tensor:
+        """What the layers receive for backbone states and embeddings: [N, backbone_hidden] -> [N, hidden]."""
+        raise NotImplementedError
+
+    def embedded(self, codes: Tensor) -> Tensor:
+        """codes [N, K - 1], all but the last -> their embeddings, each codebook's own, [N, K - 1, backbone_hidden]."""
+        raise NotImplementedError
+
+    def inputs(self) -> list[Tensor]:
+        """For each codebook but the last: its embeddings, projected, [V, hidden]."""
+        raise NotImplementedError
+
+    def heads(self) -> list[Tensor]:
+        """For each codebook but the first: [hidden, V], in the dtype of the product with it."""
+        raise NotImplementedError
+
+    @property
+    def stack(self) -> Stack:
+        stack: Stack = self.model
+        return stack
 
     @torch.no_grad()
     def forward(self, hidden: Tensor, code0: Tensor, draw: Draw) -> Tensor:
@@ -141,40 +162,47 @@ class DepthDecoder(Prepared[Tables]):
         for index, memory in enumerate(self._passes(tables, rows)):
             x = tables.embed(codes[-1], index, rows)
             if index == 0:
-                x = torch.cat((torch.mm(hidden, tables.project), x))
+                x = torch.cat((self.project(hidden), x))
             x = self._pass(tables, x, tables.rotations[index], memory)
             codes.append(draw(self._logits(tables, x[-rows:], index), index + 1))
         return torch.stack(codes, 1)
 
     def _pass(self, tables: Tables, x: Tensor, rotation: Tensor, memory: list[Pass]) -> Tensor:
         """The next T positions through all layers: x [T * R, hidden] -> the same, not normed."""
-        for weights, layer in zip(tables.layers, memory, strict=True):
+        for weights, qk_norm, layer in zip(tables.layers, tables.qk_norms, memory, strict=True):
             torch.mm(weights.attention_input(x), weights.qkv, out=layer.qkv)
-            torch.bmm(layer.heads, rotation, out=layer.turned)
+            torch.bmm(self._normed(layer.heads, qk_norm), rotation, out=layer.turned)
             x = weights.finish(x, layer.mix())
         return x
 
+    def _normed(self, heads: Tensor, qk_norm: Tensor | None) -> Tensor:
+        """[T, R * (heads + 2 * kv_heads), head_dim], queries and keys normed; what becomes of values, nobody reads."""
+        if qk_norm is None:
+            return heads
+        apart = heads.view(len(heads), -1, *qk_norm.shape)
+        return (normalise(apart, self.config.eps) * qk_norm).flatten(1, 2)
+
     def _logits(self, tables: Tables, x: Tensor, index: int) -> Tensor:
-        normed = normalise(x, self.config.eps) * tables.norm
-        return torch.mm(normed.float(), tables.heads[index])
+        normed, head = normalise(x, self.config.eps) * tables.norm, tables.heads[index]
+        return torch.mm(normed.to(head.dtype), head).float()
 
     def logits(self, hidden: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Whole frames whose codes are known: hidden [N, backbone_hidden], codes [N, K] -> states, logits.
 
         Normed states [N, K, hidden] of all positions; logits [N, K - 1, V] float32, of codes 1 to K - 1.
         """
-        inputs = torch.cat((hidden[:, None], self.model.embed_tokens(codes[:, :-1] + self.offsets[:-1])), 1)
+        inputs = torch.cat((hidden[:, None], self.embedded(codes[:, :-1])), 1)
         frames, length, _ = inputs.shape
-        x = self.model.inputs_embeds_projector(inputs.flatten(0, 1))
+        x = self.project(inputs.flatten(0, 1))
         turns = rotations(length, self.inv_freq, x.dtype)
-        for layer in self.model.layers:
+        for layer, qk_norm in zip(self.stack.layers, self._qk_norms(), strict=True):
             weights = LayerWeights.of(layer)
             qkv = weights.qkv_heads(x, self.config.head_dim)
-            qkv = qkv.view(frames, length, *qkv.shape[1:])
-            x = weights.finish(x, causal_attention(*self._split(qkv, qkv @ turns)))
-        states = self.model.norm(x).view(frames, length, -1)
-        heads = self.codebooks_head.weight.float()
-        return states, torch.einsum("nkh,khv->nkv", states[:, 1:].float(), heads)
+            normed = self._normed(qkv.flatten(0, 1)[None], qk_norm)
+            qkv, normed = (part.view(frames, length, *qkv.shape[1:]) for part in (qkv, normed))
+            x = weights.finish(x, causal_attention(*self._split(qkv, normed @ turns)))
+        states, heads = self.stack.norm(x).view(frames, length, -1), torch.stack(self.heads())
+        return states, torch.einsum("nkh,khv->nkv", states[:, 1:].to(heads.dtype), heads).float()
 
     def _split(self, qkv: Tensor, turned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Both [..., heads + 2 * kv_heads, head_dim]: queries and keys from the turned ones, values as they are."""
@@ -184,24 +212,26 @@ class DepthDecoder(Prepared[Tables]):
     # ---- what is prepared ----
 
     def _prepare(self) -> Tables:
-        config, model = self.config, self.model
-        embeds = model.inputs_embeds_projector(model.embed_tokens.weight[: -config.vocab_size])
-        turns = rotations(config.num_codebooks, self.inv_freq, embeds.dtype)
+        norm = self.stack.norm.weight
+        turns = rotations(self.config.num_codebooks, self.inv_freq, norm.dtype)
         return Tables(
-            layers=[LayerWeights.of(layer) for layer in model.layers],
-            project=model.inputs_embeds_projector.weight.t(),
-            inputs=list(torch.split(embeds, config.vocab_size)),
-            heads=list(self.codebooks_head.weight.float()),
-            norm=model.norm.weight,
+            layers=[LayerWeights.of(layer) for layer in self.stack.layers],
+            qk_norms=self._qk_norms(),
+            inputs=self.inputs(),
+            heads=self.heads(),
+            norm=norm,
             rotations=[turns[:2], *torch.split(turns[2:], 1)],
             passes={},
         )
 
+    def _qk_norms(self) -> list[Tensor | None]:
+        return [layer.self_attn.qkv_norm() for layer in self.stack.layers]
+
     def _passes(self, tables: Tables, rows: int) -> list[list[Pass]]:
         """The scratch memory for `rows` rows: made once, as finding it anew would cost as much as a layer."""
         if rows not in tables.passes:
-            with torch.inference_mode(tables.project.is_inference()):
-                layers = [self._layer_passes(rows, tables.project) for _ in tables.layers]
+            with torch.inference_mode(tables.norm.is_inference()):
+                layers = [self._layer_passes(rows, tables.norm) for _ in tables.layers]
             tables.passes[rows] = [list(memory) for memory in zip(*layers, strict=True)]
         return tables.passes[rows]
 
@@ -222,3 +252,38 @@ class DepthDecoder(Prepared[Tables]):
         q, k, v = self._split(qkv, turned)
         grouped = q[-1].view(q.shape[1], self.config.num_kv_heads, -1, q.shape[-1])
         return grouped, k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)
+
+
+class DepthDecoder(FrameDecoder):
+    """Layers, embeddings and heads; parameter names as in the checkpoint below `depth_decoder.`."""
+
+    model: DepthModel
+
+    def __init__(self, config: DepthConfig) -> None:
+        super().__init__(config)
+        self.model = DepthModel(config)
+        self.codebooks_head = Heads(config)
+        self.offsets: Tensor
+        offsets = torch.arange(config.num_codebooks, device="cpu") * config.vocab_size
+        self.register_buffer("offsets", offsets, persistent=False)
+
+    def embed_frames(self, codes: Tensor) -> Tensor:
+        """codes [..., K] -> the sum of their embeddings, added in float32 and rounded once, [..., audio_embed]."""
+        embeds = F.embedding(codes + self.offsets, self.model.embed_tokens.weight)
+        return embeds.sum(-2, dtype=torch.float32).to(embeds.dtype)
+
+    def project(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.model.inputs_embeds_projector(x)
+        return projected
+
+    def embedded(self, codes: Tensor) -> Tensor:
+        embeds: Tensor = self.model.embed_tokens(codes + self.offsets[:-1])
+        return embeds
+
+    def inputs(self) -> list[Tensor]:
+        embeds = self.project(self.model.embed_tokens.weight[: -self.config.vocab_size])
+        return list(torch.split(embeds, self.config.vocab_size))
+
+    def heads(self) -> list[Tensor]:
+        """Float32, whatever the layers are."""
+        return list(self.codebooks_head.weight.float())

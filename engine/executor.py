@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from engine import device as devices
 from engine import models, random_weights
 from engine.batch import PAGES, Batch, bucket
+from engine.chunking import fitting
 from engine.core import (
     PCM,
     Admission,
     Codes,
     Limits,
-    Mode,
+    Overlay,
     PromptRow,
     ReferenceSegment,
     Row,
@@ -78,7 +79,7 @@ class Executor:
         self._memory: dict[Shape, int] = {}
         self._strays = 0
         self._compiled: Callable[[], int] = lambda: 0
-        self._lengths = [0] * (limits.num_slots + 1)
+        self._lengths, self._text_ends = ([0] * (limits.num_slots + 1) for _ in range(2))
         self._runners: dict[Stage, Callable[[tuple[Row, ...]], StepResult]] = {
             Stage.TEXT: self._text,
             Stage.PREFILL: self._prefill,
@@ -110,8 +111,8 @@ class Executor:
     def capture(self, progress: Progress = lambda shapes: shapes) -> None:
         """Captures every shape that a step can have, in the order of `progress`. Whatever runs afterwards is replayed.
         Raises RuntimeError when the device has too little memory."""
-        guided = bool(self.model.spec.modes & {Mode.DESIGN, Mode.DIRECTION})
-        shapes = [self._whole(shape) for shape in ladder(self._limits, self.model.spec.max_positions, guided)]
+        spec = self.model.spec
+        shapes = [self._whole(shape) for shape in ladder(self._limits, spec.max_positions, spec.guided)]
         shapes = [shape for shape in shapes if shape.work.stage in self._graphs]
         with torch.inference_mode():
             bodies = {shape: self._body(shape) for shape in shapes}
@@ -167,7 +168,7 @@ class Executor:
     def _admit(self, row: Row, admission: Admission) -> Iterator[Place]:
         """The places of the row's text, slot by slot."""
         for slot, pages, prompt in zip(row.slots, admission.pages, admission.prompt.rows, strict=True):
-            self._lengths[slot] = prompt.length
+            self._lengths[slot], self._text_ends[slot] = prompt.length, prompt.text_end
             self.state.sampling.note(slot, admission.sampling)
             for start, segment in placed(prompt):
                 if isinstance(segment, TextSegment):
@@ -187,7 +188,8 @@ class Executor:
         self._launch(pack.shape, [slots, starts, lengths, ids, pages, floats, ints])
 
     def _embed_references(self, row: Row) -> None:
-        """Reference frames and, as a frame of zeros, audio-EOS: one gather each, which needs no graph."""
+        """Reference frames and, as a frame of zeros, audio-EOS; or what lies over text: a gather each, which needs no
+        graph."""
         assert row.admission is not None
         end = (0,) * self.model.spec.num_codebooks
         for slot, prompt in zip(row.slots, row.admission.prompt.rows, strict=True):
@@ -195,6 +197,29 @@ class Executor:
                 if isinstance(segment, ReferenceSegment):
                     codes = torch.tensor([*segment.frames, end], device=self.device)
                     self.stages.prompts[slot, start : start + segment.length] = self.model.embed_frames(codes)
+            for overlay in prompt.overlays:
+                self._lay_over(slot, overlay)
+
+    def _lay_over(self, slot: int, overlay: Overlay) -> None:
+        """Adds reference frames, or a vector, to the text of their positions."""
+        prompt, start = self.stages.prompts[slot], overlay.start
+        if overlay.vector:
+            prompt[start] += torch.tensor(overlay.vector, device=self.device, dtype=prompt.dtype)
+        if overlay.frames:
+            codes = torch.tensor(overlay.frames, device=self.device)
+            prompt[start : start + len(codes)] += self.model.embed_frames(codes)
+            self._prime(slot, codes)
+
+    def _prime(self, slot: int, codes: torch.Tensor) -> None:
+        """Lets the slot's codec hear the reference, so that speech does not begin as if out of silence."""
+        self.stages.codes[slot, : len(codes)] = codes
+        first, rows = 0, self._limits.batches[0]
+        while first < len(codes):
+            size = fitting(len(codes) - first)
+            places = np.zeros((2, rows), np.int64)
+            places[:, 0] = slot, first
+            self._launch(Shape(Work.CODEC, rows, size), [places])
+            first += size
 
     # ---- backbone ----
 
@@ -233,7 +258,9 @@ class Executor:
         shape = Shape(Work.DECODE, batch.size, paired=batch.paired)
         positions = [self._lengths[slot] + row.start if row else 0 for row, slot in batch.sequences]
         valid = [row is not None for row, _ in batch.sequences]
-        parts = [batch.slots, positions, valid, batch.starts()]
+        pairs = zip(positions, batch.slots, strict=True)
+        texts = [max(0, min(position, self._text_ends[slot] - 1)) for position, slot in pairs]
+        parts = [batch.slots, positions, valid, texts, batch.starts()]
         return StepResult(ended=tuple(self._ended(batch, self._paged(shape, max(positions)), parts)))
 
     def _ended(self, batch: Batch, shape: Shape, parts: Parts) -> Sequence[bool]:

@@ -1338,16 +1338,16 @@ class DepthWeights:
     @classmethod
     def of(cls, decoder: DepthDecoder, codebook_size: int) -> DepthWeights:
         """From a decoder in eval mode; ids from `codebook_size` on are never drawn. Raises ValueError, see exactly."""
-        tables, config = decoder.prepared(), decoder.config
-        places = torch.arange(config.num_codebooks, device=tables.project.device)
+        tables, config, project = decoder.prepared(), decoder.config, decoder.model.inputs_embeds_projector.weight
+        places = torch.arange(config.num_codebooks, device=project.device)
         heads = torch.stack([head[:, :codebook_size].t() for head in tables.heads])
         return cls(
             layers=[LayerRows.of(layer) for layer in tables.layers],
-            project=tables.project.t().contiguous(),
+            project=project.contiguous(),
             inputs=tables.inputs,
-            heads=exactly(heads, tables.project.dtype),
+            heads=exactly(heads, project.dtype),
             norm=tables.norm,
-            turns=half_turns(places, decoder.inv_freq, tables.project.dtype),
+            turns=half_turns(places, decoder.inv_freq, project.dtype),
             counts=(config.num_heads, config.num_kv_heads),
         )
 

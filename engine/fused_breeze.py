@@ -91,7 +91,9 @@ def backbone(model: Breeze, plain: Functions, launch: Launch) -> Functions:
             return plain.prefill(embeds, positions, valid, kv, slots, num_pages)
         return chunk(rows, length).run(embeds, Places(kv, positions, valid, slots))
 
-    def decode(codes: Tensor, positions: Tensor, valid: Tensor, kv: PagedKV, slots: Tensor, num_pages: int) -> Tensor:
+    def decode(
+        codes: Tensor, text: Tensor | None, positions: Tensor, valid: Tensor, kv: PagedKV, slots: Tensor, num_pages: int
+    ) -> Tensor:
         places = Places(kv, positions[:, None], valid[:, None], slots)
         return position(len(slots)).run(codes, places)
 

@@ -32,7 +32,7 @@ class Stages:
         slots, spec = limits.num_slots + 1, model.spec
         positions = slots, spec.max_positions
         self.prompts = torch.zeros(*positions, model.width, device=device, dtype=model.dtype)
-        """What the backbone receives, by slot and position."""
+        """What the backbone receives, by slot and position; behind the prompt, the text that goes with its frames."""
         self.hidden = torch.zeros(slots, model.width, device=device, dtype=model.dtype)
         """The backbone's state at each slot's last position."""
         self.code0 = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -60,7 +60,7 @@ class Stages:
             case Work.START:
                 return sequences, rows
             case Work.DECODE:
-                return sequences, sequences, sequences, rows
+                return sequences, sequences, sequences, sequences, rows
             case Work.DEPTH:
                 return sequences, rows
             case Work.CODEC:
@@ -113,11 +113,13 @@ class Stages:
         return self._first_code(call, slots, requests, torch.zeros_like(requests), flags)
 
     def _decode(self, shape: Shape, call: Functions, values: list[Tensor], flags: Flags) -> Outputs:
-        """Sequences [R]: slot, position, whether it is one; requests [B]: the frame that is fed back."""
-        slots, positions, valid, frames = values
+        """Sequences [R]: slot, position, whether it is one, where the text stands that goes with the frame; requests
+        [B]: the frame that is fed back."""
+        slots, positions, valid, places, frames = values
         requests = slots[: shape.rows]
         codes = self.codes[requests, frames]
-        self.hidden[slots] = call.decode(codes, positions, valid != 0, self.state.kv, slots, shape.pages)
+        text = self.prompts[slots, places] if self._model.reads_on else None
+        self.hidden[slots] = call.decode(codes, text, positions, valid != 0, self.state.kv, slots, shape.pages)
         return self._first_code(call, slots, requests, frames + 1, flags)
 
     def _first_code(self, call: Functions, slots: Tensor, requests: Tensor, frames: Tensor, flags: Flags) -> Outputs:

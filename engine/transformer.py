@@ -81,6 +81,12 @@ class Attention(nn.Module):
         """The norms' weights for each query and key head, [heads + kv_heads, head_dim]: one product serves all."""
         return torch.cat((self.q_norm.weight.expand(self.heads, -1), self.k_norm.weight.expand(self.kv_heads, -1)))
 
+    def qkv_norm(self) -> Tensor | None:
+        """Likewise with a 1 for each value, [heads + 2 * kv_heads, head_dim], if queries and keys are normed."""
+        if not hasattr(self, "q_norm"):
+            return None
+        return torch.cat((self.qk_norm(), torch.ones_like(self.k_norm.weight).expand(self.kv_heads, -1)))
+
 
 class MLP(nn.Module):
     """The weights of the gated feed-forward."""

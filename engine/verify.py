@@ -1,18 +1,19 @@
 """Compares a checkpoint with expected tensors that another implementation made, group by group.
 
 It knows no dimensions: what the files hold says what is checked, and a tensor that nothing checked is a failure. The
-folder holds `checkpoint/` and `expected_*.safetensors` in float32, made on a CPU with weights upcast exactly.
+folder holds `checkpoint/` and `expected*.safetensors` in float32, made on a CPU with weights upcast exactly. The checks
+here are those of Breeze TTS 2.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -21,136 +22,36 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from engine import device as devices
+from engine import models, verify_qwen3_tts
 from engine.backbone import Backbone
 from engine.codec import CodecDecoder
 from engine.core import Limits, PromptRow, ReferenceSegment, SamplingParams, TextSegment
+from engine.ledger import EXACT, GREEDY, LOGITS, PAGE_SIZE, PROBABILITIES, STATES, Ledger, Row, distance
 from engine.models import State
-from engine.models.breeze_tts_2 import Breeze, guided, load
+from engine.models.breeze_tts_2 import Breeze, guided
+from engine.models.qwen3_tts import Qwen3TTS
 from engine.sampling import Filter, SamplingRows, probabilities
 from engine.weights import CheckpointError, outlines
 
-STATES = 5e-5
-"""Tolerance of text, prompt and backbone states, codec stages and samples: largest absolute difference in fp32."""
-LOGITS = 2e-4
-PROBABILITIES = 1e-5
-EXACT = 0.0
-"""Codes: how many differ."""
 OFFICIAL_PENALTY = 1.1
 """Of a greedy run that does not say its own."""
-GREEDY = SamplingParams(temperature=0.0, depth_temperature=0.0)
 CHUNKS = (1, 2, 4, 8, 16)
-PAGE_SIZE = 16
-NOT_CHECKED_YET = "enc."
-"""Reference audio to codes is not part of the engine yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The largest error of a group of tensors. `differs` turns it round: the error must exceed the tolerance."""
-
-    group: str
-    error: float
-    tolerance: float
-    differs: bool = False
-
-    @property
-    def ok(self) -> bool:
-        return self.error > self.tolerance if self.differs else self.error <= self.tolerance
-
-
-class Ledger:
-    """The expected tensors, which of them were used, and how far off ours were."""
-
-    def __init__(self, expected: Mapping[str, Tensor]) -> None:
-        self.expected = expected
-        self._unused = {name for name in expected if not name.startswith(NOT_CHECKED_YET)}
-        self._rows: dict[str, Row] = {}
-
-    def take(self, name: str) -> Tensor:
-        """An expected tensor. Raises CheckpointError if it is not there."""
-        if name not in self.expected:
-            raise CheckpointError(f"expected tensors lack {name}; make them again with a complete script")
-        self._unused.discard(name)
-        return self.expected[name]
-
-    def ids(self, name: str, *shape: int | None, below: int) -> Tensor:
-        """Integers from 0 to `below` - 1 that serve as input; None in the shape is any size. Raises CheckpointError."""
-        tensor = self.take(name)
-        whole = not tensor.is_floating_point() and not tensor.is_complex()
-        if not whole or not fits(tensor, shape) or bool(((tensor < 0) | (tensor >= below)).any()):
-            raise unusable(name, f"ids from 0 to {below - 1}", shape, tensor)
-        return tensor.long()
-
-    def states(self, name: str, *shape: int | None) -> Tensor:
-        """Floats that serve as input, likewise."""
-        tensor = self.take(name)
-        if not tensor.is_floating_point() or not fits(tensor, shape):
-            raise unusable(name, "floats", shape, tensor)
-        return tensor.float()
-
-    def names(self, pattern: str) -> list[re.Match[str]]:
-        """The names that match the whole pattern, in order."""
-        return [match for name in sorted(self.expected) if (match := re.fullmatch(pattern, name))]
-
-    def has(self, name: str) -> bool:
-        return name in self.expected
-
-    def note(self, group: str, error: float, tolerance: float) -> None:
-        """Enters an error that no single tensor stands for."""
-        self._enter(Row(group, error, tolerance))
-
-    def compare(self, group: str, name: str, ours: Tensor, tolerance: float) -> None:
-        """Enters the error of our tensor against the expected one of that name into the group's row."""
-        self.note(group, distance(ours, self.take(name)), tolerance)
-
-    def contrast(self, group: str, name: str, ours: Tensor, tolerance: float) -> None:
-        """Likewise for a tensor that is wrong by design."""
-        self._enter(Row(group, distance(ours, self.take(name)), tolerance, differs=True))
-
-    def rows(self) -> list[Row]:
-        """A row a group, and one for each tensor that nobody looked at."""
-        forgotten = [Row(f"{name}: nothing checks it", math.inf, EXACT) for name in sorted(self._unused)]
-        return [*self._rows.values(), *forgotten]
-
-    def _enter(self, row: Row) -> None:
-        before = self._rows.setdefault(row.group, row)
-        if row.error > before.error:
-            self._rows[row.group] = row
-
-
-def fits(tensor: Tensor, shape: tuple[int | None, ...]) -> bool:
-    return tensor.dim() == len(shape) and all(
-        want in (None, is_) for want, is_ in zip(shape, tensor.shape, strict=True)
-    )
-
-
-def unusable(name: str, what: str, shape: tuple[int | None, ...], tensor: Tensor) -> CheckpointError:
-    wanted = ", ".join("any" if size is None else str(size) for size in shape)
-    found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-    return CheckpointError(f"{name} must be {what} [{wanted}], found {found}; make the expected tensors again")
-
-
-def distance(ours: Tensor, expected: Tensor) -> float:
-    """Largest absolute difference, of integers how many differ; infinity for another shape, NaN or a lone infinity."""
-    if ours.shape != expected.shape:
-        return math.inf
-    if not expected.is_floating_point():
-        return float((ours != expected).sum())
-    difference = torch.where(ours == expected, 0.0, (ours - expected).abs()).nan_to_num(math.inf, math.inf)
-    return float(difference.max()) if difference.numel() else 0.0
 
 
 def verify(folder: Path) -> list[Row]:
     """Checks the folder on the CPU in float32. Raises CheckpointError on missing, damaged or incomplete files."""
-    expected = read_expected(folder)
-    return check(load(folder / "checkpoint", device=torch.device("cpu"), dtype=torch.float32), Ledger(expected))
+    ledger, device = Ledger(read_expected(folder)), devices.choose("cpu")
+    devices.set_threads(device, None)
+    model = models.load(folder / "checkpoint", device=device, dtype=torch.float32)
+    return CHECKS[type(model)](model, ledger, folder)
 
 
 def read_expected(folder: Path) -> dict[str, Tensor]:
-    """All tensors of expected_*.safetensors."""
-    files = sorted(folder.glob("expected_*.safetensors"))
+    """All tensors of expected*.safetensors."""
+    files = sorted(folder.glob("expected*.safetensors"))
     if not files:
-        raise CheckpointError(f"{folder}: expected expected_*.safetensors beside checkpoint/, found none")
+        raise CheckpointError(f"{folder}: expected expected*.safetensors beside checkpoint/, found none")
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:
@@ -488,6 +389,12 @@ def streamed(codec: CodecDecoder, codes: Tensor) -> Tensor:
 
 
 # ---- the command ----
+
+CHECKS: Mapping[type, Callable[[Any, Ledger, Path], list[Row]]] = {
+    Breeze: lambda model, ledger, folder: check(model, ledger),
+    Qwen3TTS: verify_qwen3_tts.check,
+}
+"""By the kind of model."""
 
 
 def report(folder: Path, console: Console) -> int:

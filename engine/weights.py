@@ -42,6 +42,14 @@ class FusedLinear(nn.Linear):
         self.sizes = tuple(parts.values())
 
 
+class FusedEmbedding(nn.Embedding):
+    """Likewise one table whose rows are those of several: `FusedEmbedding(64, {"table.0": 10, "table.1": 10})`."""
+
+    def __init__(self, embedding_dim: int, parts: Mapping[str, int]) -> None:
+        super().__init__(sum(parts.values()), embedding_dim)
+        self.parts = dict(parts)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor that is still in its file. `kind` is the format's own name of the dtype, e.g. BF16."""
@@ -189,7 +197,8 @@ def _in_memory(value: Tensor) -> StoredTensor:
 
 def _parts(module: nn.Module, prefix: str) -> dict[str, dict[str, tuple[int, ...]]]:
     """For each entry of the module's state: names and shapes of the checkpoint tensors that it is made of."""
-    fused = {path: layer for path, layer in module.named_modules() if isinstance(layer, FusedLinear)}
+    kinds = FusedLinear | FusedEmbedding
+    fused = {path: layer for path, layer in module.named_modules() if isinstance(layer, kinds)}
     parts: dict[str, dict[str, tuple[int, ...]]] = {}
     for key, value in module.state_dict().items():
         path, _, leaf = key.rpartition(".")

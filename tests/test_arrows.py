@@ -17,7 +17,7 @@ WEBRTC = {"aiortc", "aioice", "av", "aiohttp"}
 
 STAGES = (
     "kv_cache text backbone depth codec codec_blocks codec_transformer sampling weights config norm rotary "
-    "transformer prepared"
+    "transformer prepared speaker"
 )
 POLICIES = " ".join(
     f"policies.{name}"
@@ -70,19 +70,23 @@ ENGINE = {
     "english.letters": "english.numerals english.rule",
     "english.addresses": "english.letters english.numerals english.rule",
     "english.quantities": "english.numerals english.rule",
-    "models.breeze_tts_2": f"checks core device models normalise fused_breeze {STAGES}",
+    "prompts": "checks core weights",
+    "generation": "checks config core weights",
+    "models.breeze_tts_2": f"checks core device generation models normalise prompts fused_breeze {STAGES}",
+    "models.qwen3_tts": f"checks core device generation models prompts {STAGES}",
     "fused": f"core {STAGES}",
     "fused_codec": f"core fused {STAGES}",
     "fused_twins": "sampling",
     "fused_breeze": f"device fused fused_codec models models.breeze_tts_2 {STAGES}",
-    "random_weights": f"core models models.breeze_tts_2 {STAGES}",
+    "dimensions": "",
+    "random_weights": f"core dimensions models models.breeze_tts_2 models.qwen3_tts {STAGES}",
     "batch": "core",
     "shapes": "core batch chunking",
     "stages": "core models sampling shapes",
     "recorder": "core clock",
     "messages": "checks core recorder",
     "options": "checks core",
-    "executor": "core device batch messages models random_weights sampling shapes stages",
+    "executor": "core device batch chunking messages models random_weights sampling shapes stages",
 }
 SCHEDULING = {
     "pages",
@@ -127,6 +131,7 @@ PURE = (
     "capacity",
     "lanes",
     "recorder",
+    "dimensions",
     "batch",
     "shapes",
     *POLICIES.split(),

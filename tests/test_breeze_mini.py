@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.core import Request, SamplingParams, TextSegment
+from engine.ledger import GREEDY
 from engine.models.breeze_tts_2 import Breeze, load
-from engine.verify import GREEDY, generate, streamed
+from engine.verify import generate, streamed
 
 EXPECTED = load_file(Path(__file__).parent / "golden" / "breeze-mini.safetensors")
 VOICE = Path(__file__).parents[1] / "engine" / "voices" / "breeze-mini"

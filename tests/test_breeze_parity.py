@@ -15,11 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.core import Limits, SamplingParams
+from engine.ledger import Ledger, Row
 from engine.models import State
 from engine.models.breeze_tts_2 import Breeze, load
 from engine.verify import (
-    Ledger,
-    Row,
     check_backbone,
     check_codec,
     check_depth,

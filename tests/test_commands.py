@@ -356,7 +356,7 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
         (("bench", "determinism", "--device", "tpu"), "--device must be auto, cpu or cuda, got 'tpu'"),
         (("bench", "speech", "--device", "tpu", "--in-process"), "--device must be auto, cpu or cuda, got 'tpu'"),
         (("bench", "speech", "--streams", "90", "--in-process", *TINY), "--streams must be at most 72"),
-        (("verify", "/nowhere"), "/nowhere: expected expected_*.safetensors beside checkpoint/, found none"),
+        (("verify", "/nowhere"), "/nowhere: expected expected*.safetensors beside checkpoint/, found none"),
         (("simulate", "--profile", "/nowhere"), "/nowhere: No such file or directory"),
         (("simulate", "--profile", "h100"), "expected a profile out of "),
         (("simulate", "--trace", "/nowhere"), "/nowhere: No such file or directory"),

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from engine.checks import RequestError, shown
-from engine.core import Cancel, Playhead, Reference, Request, SamplingParams
+from engine.core import (
+    Cancel,
+    Playhead,
+    Prompt,
+    PromptRow,
+    Reference,
+    ReferenceSegment,
+    Request,
+    SamplingParams,
+    TextSegment,
+)
 
 HUGE = 10**400
 LONGER = 10**5000
@@ -74,6 +84,7 @@ def test_a_whole_number_is_a_number_too() -> None:
         ({"text": None}, "text must be text, got None"),
         ({"speaker": 0}, "speaker must be text, got 0"),
         ({"instruction": None}, "instruction must be text, got None"),
+        ({"language": None}, "language must be text, got None"),
         ({"sampling": None}, "sampling must be SamplingParams, got None"),
         ({"sampling": {"seed": 1}}, "sampling must be SamplingParams, got {'seed': 1}"),
         ({"reference": "x.wav"}, "reference must be a Reference or None, got 'x.wav'"),
@@ -157,3 +168,9 @@ def test_what_is_cancelled_has_an_id(request_id: Any) -> None:
 )
 def test_any_value_can_be_shown(value: object, says: str) -> None:
     assert shown(value) == says
+
+
+def test_text_behind_a_prompt_is_not_of_the_prompt() -> None:
+    row = PromptRow((TextSegment((1, 2, 3)), ReferenceSegment(((1,),)), TextSegment((4, 5))), trailing=2)
+    assert (row.length, row.text_end, row.text_tokens) == (5, 7, 5)
+    assert Prompt((row, PromptRow((TextSegment((1,)),)))).length == 5

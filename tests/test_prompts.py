@@ -249,7 +249,10 @@ def test_specs(model: Breeze, mini: Breeze) -> None:
         modes=frozenset(Mode),
         sampling=SamplingParams(repetition_penalty=1.1, max_frames=750),
         max_text_chars=127,
+        speakers=tuple(f"S{i}" for i in range(10)),
+        guided=True,
     )
+    assert (mini.spec.speakers, mini.spec.languages, mini.spec.guided) == (("S0",), (), False)
     assert mini.spec.licence == "apache-2.0"
     assert mini.spec.name == "breeze-mini"
     assert mini.spec.max_positions == 1024
@@ -316,8 +319,8 @@ def test_name_and_licence_of_the_folder(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "csm"}, r"config\.json: model_type must be one of breeze, found 'csm'"),
-        ({"model_type": None}, r"config\.json: model_type must be one of breeze, found None"),
+        ({"model_type": "csm"}, r"config\.json: model_type must be one of breeze, qwen3_tts, found 'csm'"),
+        ({"model_type": None}, r"config\.json: model_type must be one of breeze, qwen3_tts, found None"),
         ({"model_type": ["breeze"]}, r"config\.json: model_type must be a string, found \['breeze'\]"),
         ({"backbone_model_type": "llama"}, "backbone_model_type must be 'qwen3', found 'llama'"),
         ({"codebook_eos_token_id": 1}, "codebook_eos_token_id must be 0, found 1"),

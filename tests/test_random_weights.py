@@ -51,7 +51,8 @@ def test_it_says_what_it_is(outline: Breeze) -> None:
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="--random-weights must be one of breeze-tts-2, tiny, got 'breeze-tts-3'"):
+    names = "breeze-tts-2, qwen3-tts-0.6b, qwen3-tts-1.7b, tiny"
+    with pytest.raises(ValueError, match=f"--random-weights must be one of {names}, got 'breeze-tts-3'"):
         random_weights.load("breeze-tts-3", device=CPU, dtype=torch.float32)
 
 

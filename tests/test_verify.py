@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from engine.config import Section
 from engine.core import Reference, ReferenceSegment, Request, SamplingParams, TextSegment
+from engine.ledger import EXACT, Ledger, Row, distance
 from engine.models.breeze_tts_2 import Breeze, BreezeConfig, load, load_tokenizer, read_config, read_spec
-from engine.verify import EXACT, Ledger, Row, check, distance, report, verify
+from engine.verify import check, report, verify
 from engine.weights import CheckpointError, FusedLinear
 
 GOLDEN = Path(__file__).parent / "golden" / "breeze"
@@ -344,9 +345,7 @@ def test_report_of_a_bad_folder(copy: Path) -> None:
 
 
 def test_folders_that_cannot_be_checked(copy: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"nowhere: expected expected_\*.safetensors beside checkpoint/, found no"
-    ):
+    with pytest.raises(CheckpointError, match=r"nowhere: expected expected\*.safetensors beside checkpoint/, found no"):
         printed(tmp_path / "nowhere")
     (copy / "expected_all.safetensors").write_bytes(b"garbage!")
     with pytest.raises(CheckpointError, match=r"expected_all\.safetensors: damaged"):

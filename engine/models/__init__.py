@@ -44,8 +44,9 @@ class Functions:
     longest at most -> [T, H]. A segment sees nothing of the others, and nothing of the padding behind the last."""
     prefill: Callable[[Tensor, Tensor, Tensor, PagedKV, Tensor, int], Tensor]
     """embeds [R, T, H], positions and valid [R, T], kv, slots [R], pages -> [R, T, H]; valid ones enter kv."""
-    decode: Callable[[Tensor, Tensor, Tensor, PagedKV, Tensor, int], Tensor]
-    """codes [B, K] of the last frame, positions and valid [R], kv, slots [R], pages -> [R, H]; valid ones enter kv."""
+    decode: Callable[[Tensor, Tensor | None, Tensor, Tensor, PagedKV, Tensor, int], Tensor]
+    """codes [B, K] of the last frame, text [R, H] that is added to it (None unless the model reads on), positions and
+    valid [R], kv, slots [R], pages -> [R, H]; valid ones enter kv."""
     first_code: Callable[[Tensor, SamplingRows, Tensor], Tensor]
     """hidden [R, H] of each sequence's last position, settings, frame [B] -> code 0 of that frame, [B]."""
     frame: Callable[[Tensor, Tensor, SamplingRows, Tensor], Tensor]
@@ -65,6 +66,10 @@ class Model(Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def width(self) -> int: ...
+    @property
+    def reads_on(self) -> bool:
+        """Whether each frame that is fed back comes with text, what stands behind the prompt: PromptRow.trailing."""
+
     @property
     def position_bytes(self) -> int:
         """Of the keys and values of one backbone position."""

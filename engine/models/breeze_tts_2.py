@@ -6,16 +6,14 @@ and code, breezeblue-ai/breeze-tts.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from engine import prompts
 from engine.backbone import Backbone, BackboneConfig
 from engine.checks import RequestError
 from engine.codec import UNUSED, CodecConfig, CodecDecoder
@@ -26,13 +24,12 @@ from engine.core import (
     ModelSpec,
     Prompt,
     PromptRow,
-    Reference,
     ReferenceSegment,
     Request,
-    SamplingParams,
     TextSegment,
 )
 from engine.depth import DepthConfig, DepthDecoder
+from engine.generation import Defaults, read_generation, read_sampling
 from engine.kv_cache import PagedKV
 from engine.models import Functions, State
 from engine.normalise import LANGUAGES
@@ -46,13 +43,6 @@ LICENCE = "Breeze TTS 2 weights and their outputs: research and non-commercial u
 """Of the published weights, and so of every folder that does not name a licence of its own."""
 GUIDED_SCALE = 4.0
 """Guidance where there is an instruction and nobody says otherwise."""
-MAX_TEXT_CHARS = 2000
-"""Of any voice: several minutes of speech in one piece serve nobody."""
-SLOW_CHARS_PER_SECOND = 12.0
-"""The slow side: 150 English words a minute are 15, and the embedded voice has 15.7 to 21 (sentences of 50 to 118
-characters, measured). Text that fits at this rate is heard to its end."""
-SAMPLE = "Good morning, the train to the coast leaves from platform nine in about twelve minutes."
-"""Shows how many tokens a voice's tokenizer makes of a character."""
 SPEAKERS = tuple(f"S{i}" for i in range(10))
 INS_BOS, INS_EOS = "<ins_bos>", "<ins_eos>"
 AUDIO_MARKS = ("<|AUDIO|>", "<|audio_eos|>")
@@ -73,7 +63,7 @@ ONLY = {
     "codebook_eos_token_id": 0,
 }
 """Options with one value here."""
-OFFICIAL_SAMPLING: Mapping[str, tuple[str, Any]] = {
+OFFICIAL_SAMPLING: Defaults = {
     "temperature": ("temperature", 0.9),
     "depth_temperature": ("depth_decoder_temperature", 0.9),
     "top_k": ("top_k", 50),
@@ -85,7 +75,8 @@ OFFICIAL_SAMPLING: Mapping[str, tuple[str, Any]] = {
     "min_frames": ("min_new_tokens", 0),
     "max_frames": ("max_new_tokens", 1500),
 }
-"""SamplingParams' fields: their keys in generation_config.json, and the official values where that is silent."""
+GREEDY_FLAGS = {"do_sample": "temperature", "depth_decoder_do_sample": "depth_temperature"}
+"""What of generation_config.json, where false, means temperature 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +131,11 @@ class Breeze(nn.Module):
         return self.config.backbone.hidden_size
 
     @property
+    def reads_on(self) -> bool:
+        """All text is in the prompt."""
+        return False
+
+    @property
     def position_bytes(self) -> int:
         """Of the keys and values of one backbone position."""
         layers = self.config.backbone
@@ -192,7 +188,14 @@ class Breeze(nn.Module):
         return states
 
     def decode(
-        self, codes: Tensor, positions: Tensor, valid: Tensor, kv: PagedKV, slots: Tensor, num_pages: int
+        self,
+        codes: Tensor,
+        text: Tensor | None,
+        positions: Tensor,
+        valid: Tensor,
+        kv: PagedKV,
+        slots: Tensor,
+        num_pages: int,
     ) -> Tensor:
         """codes [B, K] of the last frame, positions, valid and slots [R] -> [R, H]; both of a pair get its codes."""
         embeds = self.embed_frames(codes).repeat(len(slots) // len(codes), 1)
@@ -260,9 +263,8 @@ class Layouts:
         self._tokenizer = tokenizer
         self._spec = spec
         self._codebook_size = codebook_size
-        self._unknown_id = unknown_id(tokenizer)
-        # A tag that the tokenizer does not know as one token, or drop, would be read aloud.
-        self._speakers = [name for name in SPEAKERS if len(self._bare_ids(f"[{name}]")) <= 1]
+        self._reader = prompts.Reader(tokenizer)
+        self._speakers = speakers(tokenizer)
 
     def prompt(self, request: Request) -> Prompt:
         """One row, or with guidance two: the second lacks the instruction. Raises RequestError."""
@@ -270,7 +272,7 @@ class Layouts:
         scale = self._scale(request)
         rows = self._rows(request, scale)
         prompt = Prompt(rows, scale if len(rows) > 1 else 1.0)
-        self._check_room(request, prompt.length)
+        prompts.check_room(request, prompt.length, self._spec)
         return prompt
 
     def _scale(self, request: Request) -> float:
@@ -307,85 +309,23 @@ class Layouts:
     def _segment(self, text: str) -> TextSegment:
         return TextSegment(tuple(self._tokenizer.encode(text).ids))
 
-    def _bare_ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
     def _check(self, request: Request) -> None:
-        if request.mode not in self._spec.modes:
-            known = ", ".join(sorted(self._spec.modes))
-            raise RequestError(
-                f"voice {self._spec.name} knows the modes {known}, got a request of mode {request.mode}; "
-                "leave out the instruction (design, direction) or the reference (clone, direction)",
-                "instruction" if request.instruction else "reference",
-            )
+        prompts.check_mode(request, self._spec)
         self._check_text("text", request.text)
         if request.instruction:
             self._check_text("instruction", request.instruction)
         if request.reference is not None:
             self._check_text("reference text", request.reference.text)
-            self._check_frames(request.reference)
+            prompts.check_frames(request.reference, self._spec.num_codebooks, self._codebook_size)
 
     def _check_text(self, what: str, text: str) -> None:
-        limit = self._spec.max_text_chars
-        if len(text) > limit:
-            raise RequestError(f"{what} must have at most {limit} characters, got {len(text)}; send it in parts", what)
-        for mark in AUDIO_MARKS:
-            if mark in text:
-                raise RequestError(f"{what} must not hold {mark}, which marks audio in the prompt; take it out", what)
-        if unknown := ", ".join(map(repr, self._unreadable(text))):
-            raise RequestError(f"{what} must be text that the voice can read, got {unknown}; take that out", what)
-        if not text.strip() or not self._bare_ids(text):
-            raise RequestError(f"{what} must hold something to say, got {text!r}; send words", what)
-
-    def _check_room(self, request: Request, prompt_length: int) -> None:
-        """Speech that would be cut off, because the prompt takes its place, is refused."""
-        frames = math.ceil(len(request.text) * frames_per_char(self._spec.frame_seconds))
-        frames = min(frames, request.sampling.max_frames)
-        room = max(0, self._spec.max_positions - prompt_length - 1)
-        if frames > room:
-            raise RequestError(
-                f"a prompt of {prompt_length} positions must leave room for its speech, about {frames} frames, within "
-                f"{self._spec.max_positions} positions, got {room}; send less text, instruction or reference"
-            )
-
-    def _unreadable(self, text: str) -> list[str]:
-        """What of the text the tokenizer cannot encode."""
-        if lone := {c for c in text if "\ud800" <= c <= "\udfff"}:  # halves of UTF-16 pairs
-            return sorted(lone)
-        if self._unknown_id is None:
-            return sorted(c for c in set(text) if not self._encodes(c))
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        pairs = zip(encoding.ids, encoding.offsets, strict=True)
-        return sorted({text[start:end] for id_, (start, end) in pairs if id_ == self._unknown_id})
-
-    def _encodes(self, character: str) -> bool:
-        """False if the character silently has no token, though nobody meant it to be dropped."""
-        normalizer = self._tokenizer.normalizer
-        kept = normalizer.normalize_str(character) if normalizer else character
-        return not kept.strip() or bool(self._bare_ids(character))
-
-    def _check_frames(self, reference: Reference) -> None:
-        books, size = self._spec.num_codebooks, self._codebook_size
-        if not reference.frames:
-            raise RequestError("reference must have at least one frame of codes, got none; send a recording's codes")
-        for i, frame in enumerate(reference.frames):
-            if len(frame) != books or not all(0 <= code < size for code in frame):
-                raise RequestError(
-                    f"reference frame {i} must have {books} codes from 0 to {size - 1}, got {list(frame)}; "
-                    "encode the reference with this voice's codec"
-                )
+        prompts.check_text(what, text, self._spec, self._reader, AUDIO_MARKS, "marks audio")
 
 
-def unknown_id(tokenizer: Tokenizer) -> int | None:
-    """The id that stands for what the vocabulary lacks, if there is one."""
-    token = getattr(tokenizer.model, "unk_token", None)
-    return None if token is None else tokenizer.token_to_id(token)
-
-
-def frames_per_char(frame_seconds: float) -> float:
-    """Frames that a character of text takes at the slow side of speaking."""
-    return 1 / (SLOW_CHARS_PER_SECOND * frame_seconds)
+def speakers(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Those whose tags the tokenizer knows as one token, or drops: another tag would be read aloud."""
+    reader = prompts.Reader(tokenizer)
+    return tuple(name for name in SPEAKERS if len(reader.ids(f"[{name}]")) <= 1)
 
 
 def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Breeze:
@@ -445,9 +385,8 @@ def read_config(folder: Path, main: Section, audio: Section) -> BreezeConfig:
 
 def read_spec(folder: Path, main: Section, audio: Section, config: BreezeConfig, tokenizer: Tokenizer) -> ModelSpec:
     """What everybody may know of the voice."""
-    last_id, size = max(tokenizer.get_vocab().values(), default=0), config.text.vocab_size
-    if last_id >= size:
-        raise CheckpointError(f"{folder}: tokenizer.json must have ids below {size}, found {last_id}; {WHOLE_FOLDER}")
+    prompts.check_vocabulary(folder / "tokenizer.json", tokenizer, config.text.vocab_size)
+    modes = read_modes(main, tokenizer)
     spec = ModelSpec(
         name=main.text("name", folder.resolve().name) or folder.resolve().name,
         licence=main.text("license", LICENCE) or LICENCE,
@@ -455,21 +394,19 @@ def read_spec(folder: Path, main: Section, audio: Section, config: BreezeConfig,
         samples_per_frame=config.codec.samples_per_frame,
         num_codebooks=config.depth.num_codebooks,
         max_positions=min(main.integer("max_position_embeddings"), config.backbone.max_positions),
-        modes=read_modes(main, tokenizer),
-        sampling=read_sampling(folder),
+        modes=modes,
+        sampling=read_sampling(folder, OFFICIAL_SAMPLING, GREEDY_FLAGS),
         normalise=read_normalise(folder),
+        speakers=speakers(tokenizer),
+        guided=Mode.DESIGN in modes,
     )
     return replace(spec, max_text_chars=text_limit(spec, tokenizer))
 
 
 def text_limit(spec: ModelSpec, tokenizer: Tokenizer) -> int:
-    """The longest text whose speech is heard to its end: prompt and frames within the positions, frames within the
-    voice's own max_frames, if it is like SAMPLE and spoken slowly."""
-    frames = frames_per_char(spec.frame_seconds)
+    """See prompts.text_limit."""
     around = len(tokenizer.encode("[S0]").ids)
-    tokens = (len(tokenizer.encode(f"[S0]{SAMPLE}").ids) - around) / len(SAMPLE) or 1.0  # 1: it cannot read SAMPLE
-    fitting = (spec.max_positions - around - 2) / (tokens + frames)  # 2: a frame is whole, and the last makes no other
-    return max(1, math.floor(min(MAX_TEXT_CHARS, spec.sampling.max_frames / frames, fitting)))
+    return prompts.text_limit(spec, around, len(tokenizer.encode(f"[S0]{prompts.SAMPLE}").ids) - around)
 
 
 def read_modes(main: Section, tokenizer: Tokenizer) -> frozenset[Mode]:
@@ -485,34 +422,11 @@ def read_modes(main: Section, tokenizer: Tokenizer) -> frozenset[Mode]:
     return frozenset(mode for mode, there in needs.items() if there)
 
 
-def read_sampling(folder: Path) -> SamplingParams:
-    """generation_config.json's defaults, the official ones where it is silent or absent."""
-    file = folder / "generation_config.json"
-    given = Section.read(file) if file.exists() else Section()
-    values = {field: read_default(given, *default) for field, default in OFFICIAL_SAMPLING.items()}
-    if not given.flag("do_sample", True):
-        values["temperature"] = 0.0
-    if not given.flag("depth_decoder_do_sample", True):
-        values["depth_temperature"] = 0.0
-    try:
-        return SamplingParams(**values)
-    except RequestError as error:
-        raise CheckpointError(f"{file}: {error}; {WHOLE_FOLDER}") from error
-
-
 def read_normalise(folder: Path) -> str:
     """The language in which texts are written out, of the voices that were trained on such texts; official ones were
     not."""
-    file = folder / "generation_config.json"
-    given = Section.read(file) if file.exists() else Section()
+    given = read_generation(folder)
     language = given.text("normalise", "")
     if language and language not in LANGUAGES:
         raise given.misfit("normalise", f"one of {', '.join(LANGUAGES)}, or nothing")
     return language
-
-
-def read_default(given: Section, key: str, official: Any) -> Any:
-    """A number of the official one's kind."""
-    if given.get(key) is None:
-        return official
-    return given.integer(key, low=0, high=2**31 - 1) if isinstance(official, int) else given.number(key)

@@ -1,0 +1,145 @@
+"""What every voice asks of a request before it becomes a prompt: words it can read, room to say them, codes it knows.
+
+It does not know how a prompt is laid out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from engine.checks import RequestError
+from engine.core import Mode, ModelSpec, Reference, Request
+from engine.weights import WHOLE_FOLDER, CheckpointError
+
+MAX_TEXT_CHARS = 2000
+"""Of any voice: several minutes of speech in one piece serve nobody."""
+SLOW_CHARS_PER_SECOND = 12.0
+"""The slow side: 150 English words a minute are 15, and the embedded voice has 15.7 to 21 (sentences of 50 to 118
+characters, measured). Text that fits at this rate is heard to its end."""
+SAMPLE = "Good morning, the train to the coast leaves from platform nine in about twelve minutes."
+"""Shows how many tokens a voice's tokenizer makes of a character."""
+
+
+class Reader:
+    """What a tokenizer makes of text, and of what it makes nothing."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._unknown_id = unknown_id(tokenizer)
+
+    def ids(self, text: str) -> list[int]:
+        """The text's tokens, without any that the tokenizer adds to every text."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def unreadable(self, text: str) -> list[str]:
+        """What of the text the tokenizer cannot encode."""
+        if lone := {c for c in text if "\ud800" <= c <= "\udfff"}:  # halves of UTF-16 pairs
+            return sorted(lone)
+        if self._unknown_id is None:
+            return sorted(c for c in set(text) if not self._encodes(c))
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
+        return sorted({text[start:end] for id_, (start, end) in pairs if id_ == self._unknown_id})
+
+    def _encodes(self, character: str) -> bool:
+        """False if the character silently has no token, though nobody meant it to be dropped."""
+        normalizer = self._tokenizer.normalizer
+        kept = normalizer.normalize_str(character) if normalizer else character
+        return not kept.strip() or bool(self.ids(character))
+
+
+def unknown_id(tokenizer: Tokenizer) -> int | None:
+    """The id that stands for what the vocabulary lacks, if there is one."""
+    token = getattr(tokenizer.model, "unk_token", None)
+    return None if token is None else tokenizer.token_to_id(token)
+
+
+def check_mode(request: Request, spec: ModelSpec) -> None:
+    """Raises RequestError for a mode, or a language, that the voice does not know."""
+    if request.mode not in spec.modes:
+        known = ", ".join(sorted(spec.modes))
+        raise RequestError(
+            f"voice {spec.name} knows the modes {known}, got a request of mode {request.mode}; "
+            f"{_advice(request, spec)}",
+            "instruction" if request.instruction else "reference",
+        )
+    if request.language and request.language.lower() not in spec.languages:
+        known = ", ".join(spec.languages) or "none"
+        raise RequestError(
+            f"language must be one of those that voice {spec.name} knows ({known}) or empty, got {request.language!r}; "
+            "choose one of them",
+            "language",
+        )
+
+
+def _advice(request: Request, spec: ModelSpec) -> str:
+    if request.mode is Mode.PLAIN:
+        wanted = {Mode.DESIGN: "an instruction", Mode.CLONE: "a reference", Mode.DIRECTION: "both"}
+        return f"give {' or '.join(what for mode, what in wanted.items() if mode in spec.modes)}"
+    return "leave out the instruction (design, direction) or the reference (clone, direction)"
+
+
+def check_text(what: str, text: str, spec: ModelSpec, reader: Reader, marks: Sequence[str], use: str) -> None:
+    """Raises RequestError for text that cannot be read, or that holds one of the `marks`, of which each `use`."""
+    limit = spec.max_text_chars
+    if len(text) > limit:
+        raise RequestError(f"{what} must have at most {limit} characters, got {len(text)}; send it in parts", what)
+    for mark in marks:
+        if mark in text:
+            raise RequestError(f"{what} must not hold {mark}, which {use} in the prompt; take it out", what)
+    if unknown := ", ".join(map(repr, reader.unreadable(text))):
+        raise RequestError(f"{what} must be text that the voice can read, got {unknown}; take that out", what)
+    if not text.strip() or not reader.ids(text):
+        raise RequestError(f"{what} must hold something to say, got {text!r}; send words", what)
+
+
+def check_frames(reference: Reference, books: int, size: int) -> None:
+    """Raises RequestError for frames that the codec does not have: `books` codes, each below `size`."""
+    if not reference.frames:
+        raise RequestError("reference must have at least one frame of codes, got none; send a recording's codes")
+    for i, frame in enumerate(reference.frames):
+        if len(frame) != books or not all(0 <= code < size for code in frame):
+            raise RequestError(
+                f"reference frame {i} must have {books} codes from 0 to {size - 1}, got {list(frame)}; "
+                "encode the reference with this voice's codec"
+            )
+
+
+def check_room(request: Request, prompt_length: int, spec: ModelSpec, least: int = 0) -> None:
+    """Speech that would be cut off, because the prompt takes its place, is refused; there is room for `least` frames
+    in every case. Raises RequestError."""
+    frames = math.ceil(len(request.text) * frames_per_char(spec.frame_seconds))
+    frames = max(least, min(frames, request.sampling.max_frames))
+    room = max(0, spec.max_positions - prompt_length - 1)
+    if frames > room:
+        raise RequestError(
+            f"a prompt of {prompt_length} positions must leave room for its speech, about {frames} frames, within "
+            f"{spec.max_positions} positions, got {room}; send less text, instruction or reference"
+        )
+
+
+def frames_per_char(frame_seconds: float) -> float:
+    """Frames that a character of text takes at the slow side of speaking."""
+    return 1 / (SLOW_CHARS_PER_SECOND * frame_seconds)
+
+
+def text_limit(spec: ModelSpec, around: int, sample: int) -> int:
+    """The longest text whose speech is heard to its end: prompt and frames within the positions, frames within the
+    voice's own max_frames, if it is like SAMPLE and spoken slowly. A prompt has `around` positions that are not text,
+    and SAMPLE `sample` tokens."""
+    frames = frames_per_char(spec.frame_seconds)
+    tokens = sample / len(SAMPLE) or 1.0  # 1: it cannot read SAMPLE
+    fitting = (spec.max_positions - around - 2) / (tokens + frames)  # 2: a frame is whole, and the last makes no other
+    return max(1, math.floor(min(MAX_TEXT_CHARS, spec.sampling.max_frames / frames, fitting)))
+
+
+def check_vocabulary(file: Path, tokenizer: Tokenizer, size: int) -> None:
+    """Raises CheckpointError for a tokenizer, read from the file, with ids that have no embedding."""
+    last_id = max(tokenizer.get_vocab().values(), default=0)
+    if last_id >= size:
+        raise CheckpointError(f"{file} must have ids below {size}, found {last_id}; {WHOLE_FOLDER}")
