@@ -39,11 +39,13 @@ sink.ondata = ({ samples, sampleRate, channelCount }) => {
   if (blocks.length === BLOCKS_A_LINE) flush();
 };
 
-/** The first channel. Before the first packet NetEQ gives silence, at a rate of its own. */
+/**
+ * The first channel, at RATE. Before the first packet NetEQ gives silence at a rate of its own, and the block into which
+ * that packet falls may still be at it: the mixer had chosen the rate before. Its samples are repeated.
+ */
 function mono(samples, sampleRate, channelCount) {
-  if (sampleRate === RATE) return Buffer.from(samples.filter((_, index) => index % channelCount === 0).buffer);
-  if (samples.some((sample) => sample)) throw new Error(`expected sound at ${RATE} Hz, got ${sampleRate}`);
-  return Buffer.alloc(2 * BLOCK_SAMPLES);
+  const first = (index) => channelCount * Math.floor((index * sampleRate) / RATE);
+  return Buffer.from(new Int16Array(BLOCK_SAMPLES).map((_, index) => samples[first(index)]).buffer);
 }
 
 /** Before anything else is said: whoever reads a line has the blocks that were heard before it. */

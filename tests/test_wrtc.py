@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ from functools import partial
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 from unittest.mock import Mock
 
@@ -354,6 +356,61 @@ def figures(call: Call, ear: Ear, cycles: list[Cycle]) -> dict[str, list[float]]
         "speak_to_tone_ms": [1000 * (at[c.first] - c.spoken_at) for c in cycles],
         "stop_to_end_ms": [1000 * (at[i] + BLOCK_SECONDS - c.stopped_at) for c, i in zip(cycles, lasts, strict=True)],
     }
+
+
+# ---- blocks at a rate of NetEQ's own ------------------------------------------------------------------------------
+
+STAND_IN = """
+const sinks = [];
+exports.nonstandard = {
+  RTCAudioSource: class { createTrack() {} onData() {} },
+  RTCAudioSink: class { constructor() { sinks.push(this); } },
+};
+exports.RTCPeerConnection = class {
+  addTransceiver() { return { receiver: {} }; }
+  createDataChannel() { return {}; }
+  createOffer() {}
+  close() {}
+  setLocalDescription() {
+    this.localDescription = { sdp: "v=0" };
+    for (const block of BLOCKS) sinks[0].ondata({ ...block, samples: Int16Array.from(block.samples) });
+  }
+};
+"""
+"""For the package: a call in which these blocks are heard at once."""
+
+
+@asynccontextmanager
+async def hearing(folder: Path, *blocks: tuple[int, int, list[int]]) -> AsyncIterator[Call]:
+    """Of each block its rate, its channels and its samples, channel by channel in turn."""
+    there = folder / "node_modules/@roamhq/wrtc/index.js"
+    there.parent.mkdir(parents=True)
+    given = [{"sampleRate": rate, "channelCount": count, "samples": samples} for rate, count, samples in blocks]
+    there.write_text(f"const BLOCKS = {json.dumps(given)};{STAND_IN}")
+    with TemporaryFile("w+") as errors:
+        try:
+            process = await wrtc.started(folder, 0.0, True, errors)
+        except WrtcError as error:
+            unavailable(str(error))
+        call = Call(process, errors)
+        reading = asyncio.create_task(call._read())
+        try:
+            await call.wait(lambda: call._offer, WITHIN)
+            yield call
+        finally:
+            await wrtc.ended(process, reading)
+
+
+async def test_a_block_at_another_rate_is_heard_as_long_as_the_others(tmp_path: Path) -> None:
+    """Nobody can make libwebrtc take the first packet just between the choice of a block's rate and the block."""
+    slow, stereo = list(range(100, 260)), [side for n in range(480) for side in (n, -n)]
+    blocks = [(16_000, 1, [0] * 160), (16_000, 1, slow), (48_000, 2, stereo), (48_000, 1, list(range(480)))]
+    async with hearing(tmp_path, *blocks) as call:
+        silence, repeated, left, whole = call.heard.pcm
+        assert not silence.any() and len(call.heard.blocks) == 4
+        assert (repeated == np.repeat(slow, 3)).all()
+        assert (left == whole).all() and (whole == np.arange(480)).all()
+        assert call.heard.blocks[1][1] == pytest.approx(259 / 32768)
 
 
 # ---- the microphone -----------------------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     add("url", metavar="URL", nargs="?", help="of the agent's server, or of its route for offers")
     add("--list", action="store_true", help="show the scenarios that come with the probe, and end")
+    text = "compare the model of a listener's buffer with a real libwebrtc (needs node and npm), and end"
+    add("--self-check", action="store_true", help=text)
     text = "how calls are made (default: %(default)s)"
     add("--protocol", choices=("offer", "openai", "whep"), default="offer", help=text)
     text = "one of --list, or a YAML file; repeatable (default: all of --list)"
@@ -441,8 +443,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.list:
         print_list(Console())
         return 0
+    if args.self_check:
+        from agent.probe.self_check import main as self_check
+
+        if args.url is not None:
+            options.error("--self-check calls no agent: leave URL out")
+        return self_check(args.json, args.quiet)
     if args.url is None:
-        options.error("expected the URL of an agent, such as http://127.0.0.1:8080, or --list")
+        options.error("expected the URL of an agent, such as http://127.0.0.1:8080, or --list or --self-check")
     try:
         wanted = asked(args)
         with Progress(console=console, disable=args.quiet, transient=True) as progress:
