@@ -122,7 +122,7 @@ class SpeechStarted(Server, tag="speech.started", frozen=True):
 
 
 class SpeechProgress(Server, tag="speech.progress", frozen=True):
-    """At most five times a second while an utterance plays."""
+    """At most five times a second while an utterance plays; who watches is told by `view` instead."""
 
     id: str
     heard_ms: float

@@ -576,7 +576,8 @@ class Session:
             self._playhead(utterance, packet.played_samples, packet.at, running=True)
         if packet.at - self._progress_at >= PROGRESS_SECONDS:
             self._progress_at = packet.at
-            self.send(utterance.progress(self._buffer.heard(utterance.id), self._buffer.buffered))
+            if not self.watched:  # a view tells it, too
+                self.send(utterance.progress(self._buffer.heard(utterance.id), self._buffer.buffered))
 
     def _settle(self, utterance: Utterance) -> None:
         if not utterance.over:

@@ -115,6 +115,19 @@ def back(figure: dict[str, float | None] | None) -> str:
     return "never" if figure["max"] is None else f"{figure['max']:.0f} ms"
 
 
+def page() -> str:
+    """What watching costs."""
+    seen = result("page")
+    drawn, events, weight = seen["drawn"][0], seen["events"], seen["weight"]
+    return (
+        f"{drawn['frames_a_second']:.0f} frames a second, {drawn['renderer']['drawn']:.0f} % of a core for the page's "
+        f"process and {drawn['chromium']['drawn']:.0f} % for all of Chromium. Ten callers who all watch take the server "
+        f"{events['cpu_added_percent']:.2f} % of a core more than ten who do not, and their packets come "
+        f"{events['p99_off_ms']:.1f} and {events['p99_on_ms']:.1f} ms apart (p99). The page is "
+        f"{weight['bytes'] / 1000:.0f} kB in {weight['files']} files, all of this server"
+    )
+
+
 def pair(figure: dict[str, float]) -> str:
     return f"{figure['p50']:.0f} / {figure['p95']:.0f}"
 

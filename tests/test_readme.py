@@ -20,6 +20,7 @@ from readme import (
     heard,
     links,
     microphone,
+    page,
     planning,
     simulating,
     stages,
@@ -50,5 +51,5 @@ def test_every_figure_comes_from_a_benchmark() -> None:
     talk = (*links(), *elsewhere(), *transport(), *microphone())
     for row in (*cpu, *talk, *ablation(), *concurrency(), *stages(), *h200_gaps()):
         assert row in README.splitlines(), f"the README lacks this row of the results: {row}"
-    for words in (bounds(), underruns(), bandwidth(), starts(), between(), determinism(), heard(), cycles()):
+    for words in (bounds(), underruns(), bandwidth(), starts(), between(), determinism(), heard(), cycles(), page()):
         assert words in " ".join(README.split()), f"the README lacks these words of the results: {words}"

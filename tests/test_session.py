@@ -274,6 +274,14 @@ async def test_progress_at_most_five_times_a_second(call: Call) -> None:
     assert progress[0]["underruns"] == 0
 
 
+async def test_who_watches_is_told_of_progress_by_views_alone(call: Call) -> None:
+    call.client(type="watch", on=True)
+    call.speak("a")
+    call.engine.say(1, frames=25)
+    await call.packets(100)
+    assert not call.told("speech.progress")
+
+
 async def test_playheads_are_the_real_playback_clock(call: Call) -> None:
     call.speak("a")
     call.speak("b")

@@ -171,13 +171,17 @@ function stay() {
 // ---- what the server says ---------------------------------------------
 
 function receive(message) {
-  const utterance = transcript.find(message.id) ?? unasked(message);
+  const utterance = transcript.find(message.id ?? message.playing) ?? unasked(message);
   switch (message.type) {
     case "session.created":
       voice = message;
       break;
     case "view":
-      return timeline.take(message); // often, and nothing else on the page changes with it
+      timeline.take(message);
+      if (!message.playing) return;
+      Object.assign(readings, { heard: message.heard_ms, buffered: message.buffered_ms });
+      transcript.hear(utterance, message.heard_ms);
+      break;
     case "speech.queued":
       Object.assign(utterance, { state: "waiting", wait: message.wait_ms });
       utterance.detail = () => tell("said.waits", { wait: about(message.wait_ms) });
@@ -187,11 +191,6 @@ function receive(message) {
       turn = null;
       Object.assign(utterance, { state: "speaking", detail: () => tell("said.speaking") });
       if (!utterance.waited) readings.ttfa = message.ttfa_ms;
-      break;
-    case "speech.progress":
-      Object.assign(readings, { heard: message.heard_ms, buffered: message.buffered_ms });
-      utterance.underruns = message.underruns;
-      transcript.hear(utterance, message.heard_ms);
       break;
     case "speech.underrun":
       readings.heard = message.heard_ms;

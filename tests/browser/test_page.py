@@ -73,7 +73,7 @@ async def test_speak_is_heard_and_measured(listener: Listener) -> None:
     assert await shown(listener, "buffered") == "0 ms"
     assert await shown(listener, "heard") == f"{stopped['heard_ms'] / 1000:.1f} s"
     assert await shown(listener, "underruns") == str(stopped.get("underruns", 0))
-    assert max(message["buffered_ms"] for message in heard.of_type("speech.progress")) > 0
+    assert max(message["buffered_ms"] for message in heard.of_type("view")) > 0
 
 
 async def test_underruns_are_shown(listener: Listener) -> None:
