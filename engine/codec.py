@@ -100,7 +100,12 @@ class Codebook(nn.Module):
 
     def entries(self) -> Tensor:
         """[size, width]: the mean vector of each code; codes that were never used stay finite."""
-        return self.embedding_sum / self.cluster_usage.clamp(min=1e-5)[:, None]
+        return means(self.embedding_sum, self.cluster_usage)
+
+
+def means(sums: Tensor, usage: Tensor) -> Tensor:
+    """sums [size, width] of as many vectors as usage [size] says -> [size, width]."""
+    return sums / usage.clamp(min=1e-5)[:, None]
 
 
 class QuantizerLayer(nn.Module):

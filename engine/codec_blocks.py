@@ -46,6 +46,28 @@ class History:
         return extended
 
 
+class FullHistory(History):
+    """A history that also keeps every column of the places that look back to the beginning, in `seen`.
+
+    There is one matrix [S * B, C] in `seen` for each such place, in the order in which they run; none where the streams
+    begin. The B streams have begun together.
+    """
+
+    def __init__(self, columns: Tensor, frames: Tensor, seen: list[Tensor]) -> None:
+        super().__init__(columns, frames)
+        self.seen = seen
+        self._places = 0
+
+    def extend_fully(self, x: Tensor) -> Tensor:
+        """x [T * B, C] with all columns before it in front -> [(S + T) * B, C]."""
+        place, self._places = self._places, self._places + 1
+        if place == len(self.seen):
+            self.seen.append(x)
+        else:
+            self.seen[place] = torch.cat((self.seen[place], x))
+        return self.seen[place]
+
+
 class Snake(Prepared[tuple[Tensor, Tensor]]):
     """x + sin(x * e^alpha)^2 / (e^beta + 1e-9), a frequency and a size for each channel (arXiv:2006.08195)."""
 
@@ -121,6 +143,48 @@ class CausalUpsample(Prepared[tuple[Tensor, Tensor]]):
         """[taps, inputs, rate * outputs], oldest tap first, and [rate * outputs]."""
         kernel = self.conv.weight.reshape(-1, self._outputs, self._taps, self._rate).permute(2, 0, 3, 1)
         return kernel.flatten(2).flip(0), bias_of(self.conv).repeat(self._rate)
+
+
+class CausalDownsample(Prepared[tuple[Tensor, Tensor]]):
+    """A convolution of stride `rate`, kernel a multiple of it, that sees kernel - rate columns back and nothing ahead.
+
+    The mirror of CausalUpsample: `rate` columns that stand one after the other in time are one of rate * inputs
+    channels, and what sees them a causal convolution. Before a stream begins there are zeros or, if it is told to
+    `repeat_first`, its first column again.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, rate: int, bias: bool = True, repeat_first: bool = False
+    ) -> None:
+        super().__init__()
+        assert kernel % rate == 0, f"the kernel must be a multiple of the rate, got {kernel} and {rate}"
+        self.conv = nn.Conv1d(inputs, outputs, kernel, rate, bias=bias)
+        self.rate = rate
+        self._taps, self._repeats = kernel // rate, repeat_first
+        self._columns = kernel - rate
+        self.memory = self._columns * inputs
+
+    def forward(self, x: Tensor, history: History) -> Tensor:
+        """x [T * B, inputs], T a multiple of the rate -> [T / rate * B, outputs]."""
+        extended = history.extend(x, self._columns)
+        if self._repeats:
+            self._repeat_first(extended.view(-1, history.batch, x.shape[1]), history.frames)
+        groups = extended.view(-1, self.rate, history.batch, x.shape[1]).transpose(1, 2)
+        blocks = stretches(groups.reshape(-1, self.rate * x.shape[1]), self._taps, history.batch)
+        kernel, bias = self.prepared()
+        return torch.addbmm(bias, blocks, kernel)
+
+    def _repeat_first(self, x: Tensor, frames: Tensor) -> None:
+        """x [columns + T, B, inputs]: the past of streams that begin, in place."""
+        past = x[: self._columns]
+        past.copy_(torch.where((frames == 0)[:, None], x[self._columns], past))
+
+    def _prepare(self) -> tuple[Tensor, Tensor]:
+        """[taps, rate * inputs, outputs], oldest tap first, and [outputs]."""
+        outputs, inputs = self.conv.weight.shape[:2]
+        kernel = self.conv.weight.view(outputs, inputs, self._taps, self.rate).permute(2, 3, 1, 0)
+        bias = self.conv.weight.new_zeros(outputs) if self.conv.bias is None else self.conv.bias
+        return kernel.flatten(1, 2).contiguous(), bias
 
 
 class DepthwiseConv(nn.Module):

@@ -121,10 +121,20 @@ def page() -> str:
     drawn, events, weight = seen["drawn"][0], seen["events"], seen["weight"]
     return (
         f"{drawn['frames_a_second']:.0f} frames a second, {drawn['renderer']['drawn']:.0f} % of a core for the page's "
-        f"process and {drawn['chromium']['drawn']:.0f} % for all of Chromium. Ten callers who all watch take the server "
-        f"{events['cpu_added_percent']:.2f} % of a core more than ten who do not, and their packets come "
+        f"process and {drawn['chromium']['drawn']:.0f} % for all of Chromium. Ten callers who all watch take the "
+        f"server {events['cpu_added_percent']:.2f} % of a core more than ten who do not, and their packets come "
         f"{events['p99_off_ms']:.1f} and {events['p99_on_ms']:.1f} ms apart (p99). The page is "
         f"{weight['bytes'] / 1000:.0f} kB in {weight['files']} files, all of this server"
+    )
+
+
+def self_check() -> str:
+    """How far the probe's jitter buffer is from libwebrtc's."""
+    seen = result("probe-neteq")["all"]
+    error = seen["stop_error_ms"]
+    return (
+        f"off by {error['p95']:.1f} ms at most in 95 of 100 stops, by {error['max']:.1f} ms at most in all "
+        f"{seen['stops'] - seen['stops_held_up']}"
     )
 
 

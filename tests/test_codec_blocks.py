@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from engine.codec_blocks import (
     CausalConv,
+    CausalDownsample,
     CausalUpsample,
     ConvNeXt,
     DecoderBlock,
     DepthwiseConv,
+    FullHistory,
     History,
     ResidualUnit,
     Snake,
@@ -109,6 +111,44 @@ def test_causal_upsampling(kernel: int, rate: int) -> None:
     assert torch.allclose(run(block, x)[0], expected, atol=1e-6)
 
 
+def downsample(kernel: int, rate: int, bias: bool = True, repeat_first: bool = False) -> CausalDownsample:
+    return CausalDownsample(4, 6, kernel, rate, bias=bias, repeat_first=repeat_first).eval()
+
+
+@pytest.mark.parametrize(("kernel", "rate"), [(2, 2), (8, 4), (10, 5), (9, 3)])
+def test_causal_downsampling(kernel: int, rate: int) -> None:
+    block, x = downsample(kernel, rate), torch.randn(2, 4, 6 * rate)
+    expected = F.conv1d(F.pad(x, (kernel - rate, 0)), block.conv.weight, block.conv.bias, rate)
+    assert torch.allclose(run(block, x)[0], expected, atol=1e-6)
+
+
+def test_causal_downsampling_may_repeat_the_first_column() -> None:
+    block, x = downsample(4, 2, bias=False, repeat_first=True), torch.randn(2, 4, 10)
+    expected = F.conv1d(F.pad(x, (2, 0), mode="replicate"), block.conv.weight, None, 2)
+    assert torch.allclose(run(block, x)[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("repeat_first", [False, True])
+@pytest.mark.parametrize("sizes", [[2] * 6, [4, 2, 6]])
+def test_downsampling_in_chunks_equals_the_whole(repeat_first: bool, sizes: list[int]) -> None:
+    block, x = downsample(4, 2, repeat_first=repeat_first), torch.randn(3, 4, 12)
+    past, pieces, frames = torch.zeros(3, memory(block)), [], torch.zeros(3, dtype=torch.int64)
+    for chunk in x.split(sizes, 2):
+        pieces.append(block(rows(chunk), History(past, frames)))
+        frames = frames + 1
+    assert torch.allclose(torch.cat(pieces), rows(run(block, x)[0]), rtol=0, atol=1e-6)
+
+
+def test_a_full_history_gives_each_place_all_its_columns() -> None:
+    seen: list[Tensor] = []
+    for first in (0.0, 2.0):
+        history = FullHistory(torch.zeros(1, 0), torch.zeros(1, dtype=torch.int64), seen)
+        for place in (0.0, 10.0):
+            extended = history.extend_fully(torch.tensor([[first], [first + 1]]) + place)
+    assert [x.flatten().tolist() for x in seen] == [[0, 1, 2, 3], [10, 11, 12, 13]]
+    assert extended is seen[1]
+
+
 def test_depthwise_convolution() -> None:
     block, x = DepthwiseConv(4, 7), torch.randn(2, 4, 9)
     expected = F.conv1d(F.pad(x, (6, 0)), block.conv.weight, block.conv.bias, groups=4)
@@ -140,9 +180,10 @@ def test_columns_that_are_remembered_are_the_last_inputs() -> None:
     assert remembered.tolist() == [[3, 6, 1, 4], [9, 12, 7, 10]]
 
 
-def test_a_kernel_that_is_no_multiple_of_the_rate_is_refused() -> None:
+@pytest.mark.parametrize("kind", [CausalUpsample, CausalDownsample])
+def test_a_kernel_that_is_no_multiple_of_the_rate_is_refused(kind: Callable[..., nn.Module]) -> None:
     with pytest.raises(AssertionError, match="got 7 and 3"):
-        CausalUpsample(4, 6, 7, 3)
+        kind(4, 6, 7, 3)
 
 
 def test_sine_in_place() -> None:

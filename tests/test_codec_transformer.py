@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.codec_blocks import History
-from engine.codec_transformer import SlidingTransformer
+from engine.codec_blocks import FullHistory, History
+from engine.codec_transformer import CausalTransformer, SlidingTransformer
 from engine.transformer import LayersConfig
 
+M = TypeVar("M", bound=nn.Module)
 WINDOW = 5
 
 
@@ -22,8 +24,8 @@ def inference() -> Iterator[None]:
         yield
 
 
-def transformer(num_layers: int) -> SlidingTransformer:
-    config = LayersConfig(
+def layers_config(num_layers: int) -> LayersConfig:
+    return LayersConfig(
         hidden_size=12,
         intermediate_size=10,
         num_layers=num_layers,
@@ -33,11 +35,23 @@ def transformer(num_layers: int) -> SlidingTransformer:
         eps=1e-5,
         rope={"rope_theta": 100.0},
     )
+
+
+def transformer(num_layers: int) -> SlidingTransformer:
     with torch.inference_mode(False):
-        module = SlidingTransformer(config, channels=8, window=WINDOW)
-        for parameter in module.parameters():
-            nn.init.normal_(parameter, std=0.5)
-        return module.eval()
+        return filled(SlidingTransformer(layers_config(num_layers), channels=8, window=WINDOW))
+
+
+def causal() -> CausalTransformer:
+    """Two of its columns are a frame."""
+    with torch.inference_mode(False):
+        return filled(CausalTransformer(layers_config(num_layers=2), rate=2))
+
+
+def filled(module: M) -> M:
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module.eval()
 
 
 def whole(module: SlidingTransformer, x: Tensor) -> Tensor:
@@ -71,3 +85,29 @@ def test_streams_of_different_ages_share_a_batch() -> None:
     together = module(pair, History(past, torch.tensor([11, 0]))).view(3, 2, 8)
     assert torch.allclose(together[:, 0], whole(module, old)[11:], rtol=0, atol=1e-5)
     assert torch.allclose(together[:, 1], whole(module, young)[:3], rtol=0, atol=1e-5)
+
+
+def run_causal(module: CausalTransformer, x: Tensor, sizes: list[int]) -> Tensor:
+    """x [T, B, hidden] in chunks of these sizes -> the same shape."""
+    pieces, seen, frames = [], [], torch.zeros(x.shape[1], dtype=torch.int64)
+    for chunk in x.split(sizes):
+        history = FullHistory(torch.zeros(x.shape[1], 0), frames, seen)
+        pieces.append(module(chunk.flatten(0, 1), history))
+        frames = frames + len(chunk) // 2
+    return torch.cat(pieces).view(x.shape)
+
+
+def test_a_causal_column_sees_itself_and_all_before_it() -> None:
+    module, x = causal(), torch.randn(20, 1, 12)
+    before = run_causal(module, x, [20])
+    x[7, 0, 0] += 1  # not all channels alike, which the norm takes away
+    changed = (run_causal(module, x, [20]) - before).abs().amax((1, 2)) > 1e-6
+    assert changed.nonzero().flatten().tolist() == list(range(7, 20))
+
+
+@pytest.mark.parametrize("sizes", [[2] * 10, [6, 14], [18, 2]])
+def test_causal_chunks_equal_the_whole(sizes: list[int]) -> None:
+    module, x = causal(), torch.randn(20, 3, 12)
+    whole = run_causal(module, x, [20])
+    assert torch.allclose(run_causal(module, x, sizes), whole, rtol=0, atol=1e-5)
+    assert torch.allclose(run_causal(module, x[:, 1:2], [20]), whole[:, 1:2], rtol=0, atol=1e-5)

@@ -22,6 +22,7 @@ from readme import (
     microphone,
     page,
     planning,
+    self_check,
     simulating,
     stages,
     starts,
@@ -51,5 +52,16 @@ def test_every_figure_comes_from_a_benchmark() -> None:
     talk = (*links(), *elsewhere(), *transport(), *microphone())
     for row in (*cpu, *talk, *ablation(), *concurrency(), *stages(), *h200_gaps()):
         assert row in README.splitlines(), f"the README lacks this row of the results: {row}"
-    for words in (bounds(), underruns(), bandwidth(), starts(), between(), determinism(), heard(), cycles(), page()):
+    for words in (
+        bounds(),
+        underruns(),
+        bandwidth(),
+        starts(),
+        between(),
+        determinism(),
+        heard(),
+        cycles(),
+        page(),
+        self_check(),
+    ):
         assert words in " ".join(README.split()), f"the README lacks these words of the results: {words}"
