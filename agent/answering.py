@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent import vad
-from agent.brain import BoundedBrain, BrainConfig, make_brain
+from agent.brain import APOLOGY, BoundedBrain, BrainConfig, make_brain
 from agent.transcribe import BoundedTranscriber, TranscriberConfig, make_transcriber
 from agent.trouble import SettingsError
 from agent.turn import Settings
@@ -49,6 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--llm-key-file", type=Path, metavar="FILE")
     add("--system", metavar="TEXT", help="the model's instructions")
     add("--greeting", default="", metavar="TEXT", help="what the agent says first")
+    text = "what it says where its reply cannot be had; empty for silence (default: %(default)s)"
+    add("--apology", default=APOLOGY, metavar="TEXT", help=text)
     add("--transcriber", choices=TRANSCRIBERS, default=NONE, help="who tells what was said (default: %(default)s)")
     add("--stt-url", default="", metavar="URL", help="of an OpenAI-compatible server that transcribes")
     add("--stt-model", default="", metavar="NAME", help="its model; of faster-whisper a name or a folder")
@@ -75,6 +77,7 @@ def answering(args: argparse.Namespace) -> Answering | None:
     brain = BrainConfig(
         args.brain,
         greeting=args.greeting,
+        apology=args.apology,
         script=args.script,
         url=args.llm_url,
         model=args.llm_model,

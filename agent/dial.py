@@ -18,6 +18,7 @@ MAX_BODY_BYTES = 64 * 1024
 HANG_UP_SECONDS = 2.0
 """What hanging up may take: a server that does not answer any more notices by itself."""
 BUSY = (429, 503)
+MAX_WAIT_MS = 86_400_000
 RETRY_AFTER = 1.0
 """Seconds, where a server that is busy does not say how long."""
 MAX_QUOTED_CHARS = 200
@@ -89,12 +90,12 @@ class Line:
         await self._http.close()
 
 
-async def body_of(response: ClientResponse) -> bytes:
+async def body_of(response: ClientResponse, most: int = MAX_BODY_BYTES) -> bytes:
     """All of it, or as much as any answer of ours has."""
     body = bytearray()
     async for part in response.content.iter_any():
         body += part
-        if len(body) > MAX_BODY_BYTES:
+        if len(body) > most:
             break
     return bytes(body)
 
@@ -128,7 +129,7 @@ def refusal(response: ClientResponse, found: dict[str, Any]) -> ClientError:
 def retry_after(response: ClientResponse, error: dict[str, Any]) -> float:
     """Seconds: the server's milliseconds, else its header."""
     wait = error.get("retry_after_ms")
-    if isinstance(wait, int | float) and wait >= 0:
+    if isinstance(wait, int | float) and 0 <= wait < MAX_WAIT_MS:
         return wait / 1000
     header = response.headers.get("Retry-After", "")
-    return float(header) if header.isdecimal() else RETRY_AFTER
+    return float(header) if header.isdecimal() and len(header) < 9 else RETRY_AFTER

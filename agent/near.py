@@ -19,8 +19,9 @@ BEHIND_DB = 10.0
 """Below the user's level is somebody else."""
 HOLD_SECONDS = 0.3
 """A frame is as loud as the loudest of so long before: soft sounds belong to the word that they are in."""
-RISE, FALL = 0.2, 0.02
-"""A frame's share in the level, where it is louder and where it is softer: the level is that of the louder words."""
+RISE, FALL = 0.03, 0.02
+"""A frame's share in the level, where it is louder and where it is softer. A bump against the microphone raises it by
+less than BEHIND_DB: it is held for 0.3 s, and counts for so many frames."""
 FADE_DB = 0.7
 """A second of speech from behind, for which the level falls: a user who has moved away is heard again."""
 

@@ -79,9 +79,10 @@ class Scene:
         try:
             while watching := [call for call in self._calls.values() if call.watched]:
                 steps = [self._ran.popleft() for _ in range(len(self._ran))]
+                peers = {number: seen(call) for number, call in self._calls.items()}
                 for call in watching:
                     if call.watched and call.number in self._calls:
-                        self._show_one(call, steps, [seen(each) for each in self._calls.values() if each is not call])
+                        self._show_one(call, steps, [peer for other, peer in peers.items() if other != call.number])
                     await asyncio.sleep(SECONDS / len(watching))  # all at once they would hold up everybody's packets
         finally:
             self._showing = None

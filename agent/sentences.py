@@ -29,8 +29,8 @@ MARK = re.compile(
 )
 WORD = re.compile(r"[^\W\d_]+(?:\.[^\W\d_]+)*$")
 """The word before a full stop, with the full stops inside it: U.S, e.g."""
-FENCE = re.compile(r"(?P<fence>`{3,}|~{3,})[^`\n]*\n")
-"""Opens a block of code (CommonMark, section 4.5)."""
+FENCE = re.compile(r"(?P<fence>`{3,}|^~{3,})(?P<info>[^`\n]*)\n", re.MULTILINE)
+"""Opens a block of code (CommonMark, section 4.5), also one of backticks behind words."""
 NEXT_WORD = re.compile(r"[^\W\d_]*")
 LIST_MARK = re.compile(r"\s*\(?\d{1,3}\.$")
 ORDINAL = re.compile(
@@ -132,23 +132,30 @@ class Sentences:
     def _piece_end(self, final: bool) -> int | None:
         """Where the next piece ends; None where more has to be known, or nothing is left."""
         self._rest = self._rest.lstrip()
-        if opened := FENCE.match(self._rest):
+        opened = FENCE.search(self._rest)
+        if opened and not opened.start():
             return block_end(self._rest, opened, final)
         size = self._max_chars + LOOKAHEAD
-        window = Window(self._rest[:size], ended=final and len(self._rest) <= size)
+        known = opened.start() if opened else len(self._rest)
+        window = Window(self._rest[: min(size, known)], ended=(final or opened is not None) and known <= size)
         if not window.text:
             return None
-        whole = window.ended or len(self._rest) >= size
+        whole = window.ended or known >= size
         return piece_end(window, whole, self._max_chars, self._early_chars)
 
 
 def block_end(text: str, opened: re.Match[str], final: bool) -> int | None:
-    """Behind the fence that closes the block which the text begins with; None where it is still being written."""
+    """Behind the fence that closes the block which the text begins with; None where it is still being written. One that
+    is never closed is code if it says of which language, else the fence is no more than ornament."""
     mark = opened["fence"]
     closing = re.compile(rf"^ {{0,3}}{re.escape(mark)}{re.escape(mark[0])}*[ \t]*(?:\n|\Z)", re.MULTILINE)
     closed = closing.search(text, opened.end())
     whole = closed is not None and (final or closed[0].endswith("\n"))
-    return closed.end() if closed is not None and whole else len(text) if final else None
+    if closed is not None and whole:
+        return closed.end()
+    if not final:
+        return None
+    return len(text) if opened["info"].strip() else opened.end()
 
 
 def shortened(block: str, max_chars: int) -> str:

@@ -305,8 +305,8 @@ class CodecEncoder(nn.Module):
     def rows(self, recordings: Sequence[Tensor], piece_frames: int = PIECE_FRAMES) -> list[Tensor]:
         """Recordings [N] float32 of any lengths, each at least a sample -> the codes [T, K] int64 of each.
 
-        Those that last are encoded together, about a second at a time, so memory does not grow with their length; a
-        row equals what forward gives for it alone.
+        Those that last are encoded together, about a second at a time: with their length grow keys and values, and no
+        activations. A row equals what forward gives for it alone.
         """
         lengths = [len(recording) for recording in recordings]
         if not lengths:

@@ -364,6 +364,8 @@ def _limit() -> None:
     except ImportError:
         return
     for limit, value in ((resource.RLIMIT_AS, LIMIT_BYTES), (resource.RLIMIT_CPU, LIMIT_CPU_SECONDS)):
+        _, hard = resource.getrlimit(limit)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (value, value))
 
 

@@ -46,6 +46,21 @@ def test_a_user_who_has_moved_away_is_heard_again() -> None:
     assert heard[20] == 0.0 and heard[-1] == 1.0
 
 
+def test_a_bump_against_the_microphone_makes_nobody_unheard() -> None:
+    near = Near(FRAME)
+    weighed(near, 30, -25.0)
+    weighed(near, 2, -3.0)
+    assert weighed(near, 60, -25.0) == [1.0] * 60
+
+
+def test_who_speaks_up_is_the_user_all_the_same() -> None:
+    """Somebody behind was heard first."""
+    near = Near(FRAME)
+    weighed(near, 30, -44.0)
+    weighed(near, round(2 / FRAME), -24.0)
+    assert set(weighed(near, 60, -44.0)[10:]) == {0.0}
+
+
 def test_nothing_is_learnt_from_an_echo_nor_from_noise() -> None:
     near = Near(FRAME)
     weighed(near, 30, -10.0, echo=0.9)

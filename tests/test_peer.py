@@ -13,7 +13,8 @@ from scripted_runtime import ScriptedRuntime
 
 from agent.calls import CallLimits, CallRefused, Calls
 from agent.offer import OfferError
-from agent.peer import MAX_WAITING_BYTES, Peer
+from agent.peer import MAX_UNREAD_BYTES, MAX_WAITING_BYTES, Peer
+from agent.protocol import Pong, View
 
 
 class Line:
@@ -195,6 +196,17 @@ async def test_a_client_that_asks_and_takes_no_answers_is_let_go(line: Line) -> 
     caller.send(type="ping")
     await line.ended()
     assert line.why() == ["takes no answers"]
+
+
+async def test_a_client_that_is_behind_is_told_what_matters_only(line: Line) -> None:
+    caller = await line.call()
+    (peer,) = line.calls._peers.values()
+    assert peer._channel is not None
+    peer._channel._RTCDataChannel__bufferedAmount = MAX_UNREAD_BYTES + 1
+    peer._send(View(at=1.0, heard_ms=0.0, buffered_ms=0.0))
+    peer._send(Pong(t=7.0))
+    await caller.wait(lambda: caller.told("pong"))
+    assert not caller.told("view")
 
 
 async def test_a_huge_message_is_an_error_event(line: Line) -> None:

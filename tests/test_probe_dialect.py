@@ -110,13 +110,32 @@ async def test_whep_ends_by_deleting_its_location() -> None:
     assert "Authorization" in server.headers[1]
 
 
-async def test_the_token_goes_to_nobody_else() -> None:
+async def test_nobody_else_is_asked_to_end_a_call() -> None:
     other = Server(plain())
     async with other.http:
         answer = plain(201, SDP, Location=str(other.http.make_url("/calls/7")))
         await called(answer, "whep", token="secret")
-        assert other.asked[0][0] == "DELETE"
-        assert "Authorization" not in other.headers[0]
+        assert not other.asked
+
+
+@pytest.mark.parametrize(
+    ("protocol", "answer"),
+    [
+        ("offer", plain(200, json.dumps({"sdp": SDP, "id": "/x"}))),
+        ("whep", plain(201, SDP, Location="mailto:x")),
+    ],
+)
+async def test_what_cannot_be_asked_for_is_not(protocol: str, answer: Answer) -> None:
+    server, _ = await called(answer, protocol)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("wait", ["9" * 400, "1e999", "-5", '"soon"'])
+async def test_a_senseless_wait_is_the_usual_one(wait: str) -> None:
+    body = '{"error": {"message": "full \\ud800\\u001b]0;x", "retry_after_ms": ' + wait + "}}"
+    with pytest.raises(BusyError, match="full   ]0;x") as caught:
+        await called(plain(503, body), "offer")
+    assert caught.value.retry_after == 1.0
 
 
 async def test_a_call_that_nobody_wants_any_more_is_ended_when_its_answer_comes() -> None:

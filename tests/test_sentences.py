@@ -119,10 +119,19 @@ def test_a_block_of_code_is_one_piece(size: int) -> None:
 
 def test_a_block_of_code_is_shortened_and_needs_no_end() -> None:
     sentences = Sentences(max_chars=48)
-    assert sentences.push("```\n" + "abc. def\n" * 30) == [], "it may go on"
+    assert sentences.push("```py\n" + "abc. def\n" * 30) == [], "it may go on"
     (block,) = sentences.end()
     assert block.startswith("```\nabc. def\n") and block.endswith("\n```") and len(block) == 48
     assert sentences.push("```\none\n```\nTwo. ") == ["```\none\n```", "Two."]
+
+
+def test_a_fence_may_stand_behind_words_and_may_be_ornament() -> None:
+    sentences = Sentences()
+    text = "Look at ```py\nprint(1). x = 2.\n```\nDone. "
+    assert sentences.push(text) == ["Look at", "```\nprint(1). x = 2.\n```", "Done."]
+    assert sentences.push("Wow~~~\nNice. ") == ["Wow~~~", "Nice."]
+    assert sentences.push("~~~\nHello there. And") == []
+    assert sentences.end()[1:] == ["Hello there.", "And"]
 
 
 def test_limits_are_checked() -> None:

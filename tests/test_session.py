@@ -174,6 +174,17 @@ async def test_stop_cancels_everything_and_says_what_was_heard(call: Call) -> No
     assert not call.session._buffer.pop(480, 60.0).samples.any()
 
 
+async def test_what_was_heard_is_less_what_the_listeners_buffer_holds_and_half_the_round_trip(call: Call) -> None:
+    call.client(type="stats", jitter_buffer_delay=48.0, jitter_buffer_emitted_count=480, round_trip_time=0.04)
+    call.speak("a")
+    call.engine.say(1, frames=5)
+    await call.packets(15)
+    call.client(type="stop")
+    (stopped,) = call.told("speech.stopped")
+    assert stopped["sent_ms"] == pytest.approx(300.0)
+    assert stopped["heard_ms"] == pytest.approx(300.0 - 100.0 - 20.0)
+
+
 async def test_speech_after_a_stop_is_of_a_new_epoch_and_may_use_an_old_name(call: Call) -> None:
     call.speak("a")
     call.engine.say(1)

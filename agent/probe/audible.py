@@ -119,11 +119,11 @@ def voice(packets: Sequence[Packet]) -> Voice:
 def in_order(packets: Sequence[Packet]) -> list[tuple[int, Packet]]:
     """One source's packets by sequence number, which is given without its turning over at 2**16; each once."""
     found = dict[int, Packet]()
-    number = packets[0].sequence if packets else 0
+    highest = packets[0].sequence if packets else 0
     for packet in packets:
-        number += (packet.sequence - number + 0x8000) % 0x10000 - 0x8000
+        number = highest + (packet.sequence - highest + 0x8000) % 0x10000 - 0x8000
         found.setdefault(number, packet)
-        number = max(found)
+        highest = max(highest, number)
     return sorted(found.items())
 
 

@@ -11,14 +11,17 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 from aiohttp import ClientError, ClientSession, ClientTimeout
+
+from agent.dial import body_of
 
 PROC = Path("/proc")
 EVERY_SECONDS = 5.0
@@ -237,7 +240,7 @@ async def metrics(http: ClientSession, url: str, token: str | None = None) -> di
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         async with http.get(f"{url.rstrip('/')}/metrics", headers=headers, allow_redirects=False) as answer:
-            text = await answer.content.read(MAX_METRICS_BYTES) if answer.status == 200 else b""
+            text = await body_of(answer, MAX_METRICS_BYTES) if answer.status == 200 else b""
     except (ClientError, OSError, ValueError):  # a TimeoutError, too
         return {}
     return unlabelled(text.decode(errors="replace"))
@@ -248,11 +251,9 @@ def unlabelled(text: str) -> dict[str, float]:
     found = re.findall(r"^([A-Za-z_:][\w:]*) ([-+]?[\d.]+(?:e[-+]?\d+)?)$", text, re.M)
     numbers: dict[str, float] = {}
     for name, value in found:
-        try:
+        with suppress(ValueError):
             numbers[name] = float(value)
-        except ValueError:
-            continue
-    return numbers
+    return {name: number for name, number in numbers.items() if isfinite(number)}
 
 
 # ---- over time ----------------------------------------------------------------------------------------------------

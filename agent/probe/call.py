@@ -48,8 +48,11 @@ does not send packets while it is silent answers that."""
 PING_SECONDS = 1.0
 CHANNEL_SECONDS = 5.0
 """In which the data channel opens, where nothing goes without it, once the call is connected."""
-MAX_TOLD = 20_000
-"""Messages that are kept."""
+MAX_TOLD, MAX_TOLD_BYTES = 20_000, 16 * 1024 * 1024
+"""Messages that are kept, and what they may hold together."""
+MAX_PACKETS = 100_000
+"""Packets that are kept: of the longest scenario three times as many as an agent sends."""
+MAX_NUMBER = 1e12
 
 
 async def call(
@@ -80,6 +83,7 @@ async def call(
     prompter = Prompter(scenario, trial, seed, durations, lengths)
     clock = MonotonicClock()
     recording = Recording(scenario.name, trial, seed, target.protocol, clock.now())
+    recording.delayed = network is not None and (network.down.jitter > 0 or network.down.rate > 0)
     attempt = _Attempt(target, scenario, recording, prompter, samples, clock, network or Network(), room_db)
     try:
         await attempt.run(progress or (lambda words: None))
@@ -114,6 +118,7 @@ class _Attempt:
         self._over = False
         self._introduced = False
         """It is a BreezeRT server, to which pings and statistics are worth something."""
+        self._told_bytes = 0
         self._round_trip: float | None = None
         self._ping_at = 0.0
         self._sockets: Sockets | None = None
@@ -284,7 +289,7 @@ class _Attempt:
         return Sound(step.name, self._samples[step.name], step.gain_db)
 
     def _take_packet(self, source: int, sequence: int, timestamp: int, payload: bytes) -> None:
-        if not self._over and self._sockets is not None:
+        if not self._over and self._sockets is not None and len(self._recording.packets) < MAX_PACKETS:
             at = self._sockets.came_at(source, sequence)
             self._recording.packets.append(Packet(sequence, timestamp, source, payload, at))
             self._hearing.push(source, sequence, timestamp, payload)
@@ -295,15 +300,16 @@ class _Attempt:
             self._ear.push(level_db(frame.samples), frame.received_at)
 
     def _take_message(self, data: str | bytes) -> None:
-        if self._over or len(self._recording.told) >= MAX_TOLD:
+        self._told_bytes += len(data)
+        if self._over or len(self._recording.told) >= MAX_TOLD or self._told_bytes > MAX_TOLD_BYTES:
             return
         now = self._clock.now()
         message = told(data, now)
         self._recording.told.append(message)
         if self._target.protocol == "offer" and message.type == "session.created":
             self._introduced = True
-        elif self._introduced and message.type == "pong" and isinstance(message.body.get("t"), int | float):
-            self._round_trip = max(0.0, now - message.body["t"])
+        elif self._introduced and message.type == "pong" and 0 < number(message.body.get("t")) < now:
+            self._round_trip = now - number(message.body["t"])
 
     def _write_end(self) -> None:
         """What only the end shows."""
@@ -313,6 +319,11 @@ class _Attempt:
             self._recording.missed = self._prompter.missing
         said = [source.said for source in self._sources]
         self._recording.said = sorted((one for one in said if one is not None), key=lambda one: one.begins_at)
+
+
+def number(value: object) -> float:
+    """A number of a message; 0 for what is none, or is beyond all that a clock says."""
+    return float(value) if isinstance(value, int | float) and abs(value) < MAX_NUMBER else 0.0
 
 
 def told(data: str | bytes, at: float) -> Told:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,7 +181,9 @@ def from_json(route: URL, body: bytes) -> Answer:
         raise RefusedError(f"{route} answers no WebRTC offers: expected JSON with sdp, got {quoted(body)}", 200)
     if not isinstance(call_id, str) or not call_id or route.name != "offer":
         return Answer(sdp, None)
-    return Answer(sdp, Farewell("DELETE", route.with_query(None).parent / "calls" / call_id))
+    with suppress(ValueError):  # an id that is no part of a path
+        return Answer(sdp, Farewell("DELETE", route.with_query(None).parent / "calls" / call_id))
+    return Answer(sdp, None)
 
 
 def from_sdp(protocol: str, response: ClientResponse, body: bytes) -> Answer:
@@ -193,9 +196,11 @@ def from_sdp(protocol: str, response: ClientResponse, body: bytes) -> Answer:
 
 
 def farewell_of(protocol: str, response: ClientResponse) -> Farewell | None:
-    """By its Location, which may be relative."""
+    """By its Location, which may be relative. One of another server's is not asked: who answers there is a stranger."""
     try:
         location = response.url.join(URL(response.headers["Location"])).with_fragment(None)
+        if location.origin() != response.url.origin():
+            return None
     except (KeyError, ValueError):
         return None
     return Farewell("DELETE", location) if protocol == "whep" else Farewell("POST", location / "hangup")
@@ -218,8 +223,13 @@ def words(body: bytes) -> str:
     error = found.get("error", found)
     for message in (error.get("message"), error.get("detail")) if isinstance(error, dict) else (error,):
         if isinstance(message, str) and message:
-            return message[:MAX_QUOTED_CHARS]
+            return printable(message)[:MAX_QUOTED_CHARS]
     return quoted(body)
+
+
+def printable(text: str) -> str:
+    """What a terminal and a file can take: no control codes, no halves of characters."""
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def quoted(body: bytes) -> str:

@@ -206,7 +206,7 @@ class Trial:
         if late and not self._drifted_away(sum(gap.ms for gap in late)):
             total = sum(gap.ms for gap in late)
             text = f"{total:.0f} ms were missing in the midst of speech, {len(late)} times: packets came too late"
-            yield Finding("gap", total, "ms", late[0].at, "", text)
+            yield Finding("gap", total, "ms", late[0].at, "", text, network=self.recording.delayed)
         lost = [gap for gap in found if gap.lost]
         if lost:
             total, packets = sum(gap.ms for gap in lost), sum(gap.lost for gap in lost)
@@ -244,12 +244,13 @@ class Trial:
             text = f"packets come up to {spread:.0f} ms later than the earliest do"
             shuffled = pacing.reordered > 0
             text += "; the network brought some out of order" if shuffled else "; the network's share is not known"
-            yield Finding("irregular_pacing", spread, "ms", begun, "", text, network=shuffled)
+            blamed = shuffled or self.recording.delayed
+            yield Finding("irregular_pacing", spread, "ms", begun, "", text, network=blamed)
 
     def _stops(self) -> Iterator[Finding]:
         """By what the server says, of each stop; where it says nothing, by what was expected."""
         stops = [claim for claim in self.claims if claim.kind == "stopped"]
-        for claim in self._own_stops(stops):
+        for claim in self._own_stops():
             last = self._last_before_silence(claim.at)
             if last is not None and 1000 * (last - claim.at) > LATE_MS:
                 late = 1000 * (last - claim.at)
@@ -266,13 +267,13 @@ class Trial:
                 text = f"audible until {late:.0f} ms after the {expected.within_ms:.0f} ms in which it was to stop"
                 yield Finding("late_stop", late, "ms", deadline, step.step, text)
 
-    def _own_stops(self, stops: Sequence[Claim]) -> Iterator[Claim]:
+    def _own_stops(self) -> Iterator[Claim]:
         """Those behind which the agent is said to be silent: one of two utterances may end while the next goes on."""
         speaking = 0
         for claim in self.claims:
             if claim.kind == "started":
                 speaking += 1
-            elif claim in stops:
+            elif claim.kind == "stopped":
                 speaking = max(0, speaking - 1)
                 if not speaking:
                     yield claim
@@ -479,6 +480,11 @@ class Trial:
         got = 1000 * (first - end)
         return Held(expected, got <= expected.within_ms, got, f"audible {got:.0f} ms after the end")
 
+    def _owed(self, step: StepMeasures) -> bool:
+        """What was said before had no answer yet: there was one to be held back."""
+        before = [each for each in self.measures.steps if each.begins_at < step.begins_at]
+        return bool(before) and (before[-1].response_at is None or before[-1].response_at > step.begins_at)
+
     def _went_on(self, step: str) -> bool:
         """The agent spoke through the step, and did not stop for it."""
         measured = self.measures.of(step)
@@ -488,7 +494,9 @@ class Trial:
 
     def _held_stops(self, expected: Expectation, step: StepMeasures) -> Held:
         if not step.speaking:
-            return Held(expected, True, 0.0, "it did not speak while the user did")
+            if self._spoke_before(step.begins_at) or self._owed(step):
+                return Held(expected, True, 0.0, "it did not speak while the user did")
+            return Held(expected, None, None, f"the agent had done speaking when {step.step} began")
         if step.stop_ms is None:
             got = 1000 * (self._until(step.step) - step.begins_at)
             return Held(expected, False, got, "it went on speaking")

@@ -62,7 +62,8 @@ class Judges:
 def _behave() -> None:
     """Behind the calls, and the end is left to the parent."""
     os.nice(NICE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # these reach whole groups
+        signal.signal(number, signal.SIG_IGN)
 
 
 # ---- one recording ------------------------------------------------------------------------------------------------

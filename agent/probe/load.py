@@ -11,7 +11,7 @@ import random
 import signal
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -217,8 +217,9 @@ async def killing(loading: Loading, engine: int | None, at: float | None) -> Asy
 
     def kill() -> None:
         assert engine is not None
-        loading.killed_at = time.monotonic()
-        os.kill(engine, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has been started anew since: then nobody is killed
+            os.kill(engine, signal.SIGKILL)
+            loading.killed_at = time.monotonic()
 
     timer = None if engine is None or at is None else asyncio.get_running_loop().call_later(at, kill)
     try:

@@ -77,6 +77,8 @@ class Recording:
     """Steps that were never said, because what they wait for did not happen in time."""
     failure: str | None = None
     """Why the call could not be made, or ended before the scenario did."""
+    delayed: bool = False
+    """The probe's own network held packets of the agent's up, as it was asked to."""
     busy_for: float | None = None
     """Seconds after which a server that had no room says that it may be called again."""
 

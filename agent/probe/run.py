@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +30,8 @@ MOST_WAITING = 24
 BUSY_TIMES, BUSY_SECONDS, LEAST_SECONDS = 10, 10.0, 0.5
 """How often a call is made again that a server has no room for, and how long that waits, as the server asks."""
 
-LOOK_SECONDS = 0.02
+LOOK_SECONDS, LOOKS = 0.02, 180_000
+"""Those of the last hour count."""
 LATE_MS = 20.0
 """What calls that this process makes at a time may be late by, in 1 of 100 cases, before their figures are its own: a
 packet."""
@@ -193,7 +195,7 @@ class Lateness:
     """How late this process itself was, as its event loop shows: an agent is not to blame for that."""
 
     def __init__(self) -> None:
-        self._late_ms = list[float]()
+        self._late_ms = deque[float](maxlen=LOOKS)
 
     async def watch(self) -> None:
         """For ever."""
