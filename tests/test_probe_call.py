@@ -213,7 +213,7 @@ async def test_a_listener_over_whep_hears_and_says_nothing() -> None:
 async def test_over_a_network_in_trouble_packets_are_lost_and_late_both_ways() -> None:
     spoken = scenario(step("ask", "connected", 0.2), seconds=2.0)
     async with open_house(Ours()) as url:
-        recording = await dial(url, spoken, network=parse("loss=10,burst=2,jitter=20,reorder,double=7,seed=3"))
+        recording = await dial(url, spoken, network=parse("loss=10,burst=2,jitter=50,reorder,double=7,seed=3"))
     assert (recording.failure, recording.missed) == (None, [])
     check_packets(recording)
     numbers = [(packet.sequence - recording.packets[5].sequence + 100) % 2**16 for packet in recording.packets]
