@@ -26,7 +26,7 @@ from agent.allowance import Allowance
 from agent.closing import Connection
 from agent.dial import BusyError, ClientError, Line, RefusedError, UnreachableError
 from agent.feed import Feed
-from agent.hearing import RATE, Frame, Hearing
+from agent.hearing import RATE, Frame, Hearing, statistics
 from agent.microphone import Microphone
 from agent.protocol import (
     CHANNEL,
@@ -37,7 +37,6 @@ from agent.protocol import (
     ServerMessage,
     SessionCreated,
     Speak,
-    Stats,
     Stop,
     decode,
 )
@@ -309,22 +308,8 @@ class Client:
                 self._end(LostError(f"the server fell silent: no packet for {silent:.1f} s"))
                 return
             self._tell(Ping(t=self._clock.now()))
-            self._tell(await self._stats())
+            self._tell(await statistics(self._transceiver.receiver, self._hearing, self.round_trip))
             await asyncio.sleep(min(PING_SECONDS, self._silence - silent))
-
-    async def _stats(self) -> Stats:
-        """Nothing is held back here, so the buffer's delay is 0."""
-        report = await self._transceiver.receiver.getStats()
-        inbound = [entry for entry in report.values() if entry.type == "inbound-rtp"]
-        return Stats(
-            jitter_buffer_delay=0.0,
-            jitter_buffer_emitted_count=self._hearing.heard_samples,
-            concealed_samples=self._hearing.concealed_samples,
-            total_samples_received=self._hearing.heard_samples,
-            packets_lost=sum(int(entry.packetsLost) for entry in inbound),
-            jitter=max((float(entry.jitter) for entry in inbound), default=0.0) / RATE,
-            round_trip_time=self.round_trip,
-        )
 
     def _check(self) -> None:
         if self._error is not None:

@@ -1,6 +1,6 @@
 """A connection that closes whole, whatever it was about to do at that moment. It does not know whose it is.
 
-Beside wire.py the one file that reaches below aiortc's interface. aiortc (1.16) connects in a task that nobody keeps:
+Like wire.py it reaches below aiortc's interface. aiortc (1.16) connects in a task that nobody keeps:
 closed meanwhile, it goes on. Then senders start that nobody stops, and aioice (0.13) asks a peer that it has forgotten
 for consent to send, for ever. Connecting takes some 60 ms, and whoever hangs up or is cancelled within them hits it.
 """

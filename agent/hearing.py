@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from aiortc import RTCRtpReceiver
 from numpy.typing import NDArray
 
 from agent.jitter import Counts, JitterBuffer, Piece
 from agent.opus import OpusDecoder
+from agent.protocol import Stats
 from agent.toc import TICKS
 from engine.clock import Clock
 
@@ -100,3 +102,18 @@ class Hearing:
             yield Frame(samples[start : start + FRAME_SAMPLES], position + start, piece.at, concealed)
         self._rest = samples[whole:]
         self._rest_concealed = concealed and bool(self._rest.size)
+
+
+async def statistics(receiver: RTCRtpReceiver, hearing: Hearing, round_trip: float | None) -> Stats:
+    """What the server is told of how it is heard. Nothing is held back here, so the buffer's delay is 0."""
+    report = await receiver.getStats()
+    inbound = [entry for entry in report.values() if entry.type == "inbound-rtp"]
+    return Stats(
+        jitter_buffer_delay=0.0,
+        jitter_buffer_emitted_count=hearing.heard_samples,
+        concealed_samples=hearing.concealed_samples,
+        total_samples_received=hearing.heard_samples,
+        packets_lost=sum(int(entry.packetsLost) for entry in inbound),
+        jitter=max((float(entry.jitter) for entry in inbound), default=0.0) / RATE,
+        round_trip_time=round_trip,
+    )

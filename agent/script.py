@@ -91,7 +91,7 @@ def read_script(path: Path) -> Script:
 
 def parse_script(text: str) -> Script:
     """Raises ScriptError, whose text begins with the line's number."""
-    top = fields(composed(text), "a script: the keys " + ", ".join(KEYS), KEYS)
+    top = fields(composed(text, "a script", ScriptError), "a script: the keys " + ", ".join(KEYS), KEYS)
     if "replies" not in top:
         raise ScriptError("line 1: expected the key replies, with a list of what to say")
     script = Script(
@@ -105,20 +105,21 @@ def parse_script(text: str) -> Script:
     return script
 
 
-def composed(text: str) -> yaml.Node:
+def composed(text: str, what: str, wrong: type[SettingsError]) -> yaml.Node:
+    """The root of a YAML file, of which `what` was expected. Raises `wrong`, whose text begins with the line."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise ScriptError(f"line {line}: expected YAML: {error.problem or error.context}") from None
+        raise wrong(f"line {line}: expected YAML: {error.problem or error.context}") from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
-        raise ScriptError(f"line {line}: expected YAML: the character {error.character!r} is not allowed") from None
+        raise wrong(f"line {line}: expected YAML: the character {error.character!r} is not allowed") from None
     except RecursionError:
-        raise ScriptError("line 1: expected a script: this is nested too deep") from None
+        raise wrong(f"line 1: expected {what}: this is nested too deep") from None
     if root is None:
-        raise ScriptError("line 1: expected a script, found nothing")
+        raise wrong(f"line 1: expected {what}, found nothing")
     return root
 
 

@@ -503,7 +503,7 @@ async def test_a_call_that_is_cancelled_again_and_again_hangs_up_all_the_same() 
         await until(lambda: house.calls.sessions)
         while not calling.done():
             calling.cancel()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # cancelled anew at many instants of its ending
         assert calling.cancelled()
         assert not house.calls.sessions
         assert len(ended) == 1, "it was told"

@@ -191,7 +191,7 @@ async def test_the_first_error_ends_all_others() -> None:
         try:
             if number == 1:
                 raise ValueError("the second")
-            await asyncio.sleep(60)
+            await asyncio.sleep(60)  # until it is cancelled
         finally:
             ended.append(number)
 
@@ -216,10 +216,10 @@ async def test_a_server_without_room_is_called_again(monkeypatch: pytest.MonkeyP
 async def test_a_probe_that_was_late_itself_says_so() -> None:
     late = Lateness()
     watching = asyncio.create_task(late.watch())
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # it begins to watch
     assert (late.p99_ms, late.warning) == (0.0, "")
     time.sleep(0.25)  # noqa: ASYNC251 - the loop is held up on purpose
-    await asyncio.sleep(0.03)
+    await asyncio.sleep(0.03)  # its next look, which is late
     watching.cancel()
     assert late.p99_ms > 150
     assert "the probe itself was late" in late.warning

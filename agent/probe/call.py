@@ -25,7 +25,7 @@ from aiortc import (
 from agent.client import LostError, settled
 from agent.closing import Connection
 from agent.dial import BusyError, ClientError, RefusedError, UnreachableError
-from agent.hearing import Frame, Hearing
+from agent.hearing import Frame, Hearing, statistics
 from agent.microphone import checked
 from agent.probe.dialect import Line, Target
 from agent.probe.ear import Ear, level_db
@@ -34,7 +34,7 @@ from agent.probe.network import Network, Sockets
 from agent.probe.prompter import Prompter, reply_key
 from agent.probe.recording import RATE, Packet, Pcm, Recording, Told
 from agent.probe.scenario import Scenario, Step
-from agent.protocol import Ping, Stats
+from agent.protocol import Ping
 from agent.wire import divert
 from engine.clock import Clock, MonotonicClock
 
@@ -257,23 +257,9 @@ class _Attempt:
         if self._channel is None or not self._introduced or now < self._ping_at:
             return
         self._ping_at = now + PING_SECONDS
-        for message in (Ping(t=now), await self._stats()):
+        for message in (Ping(t=now), await statistics(self._transceiver.receiver, self._hearing, self._round_trip)):
             if self._channel.readyState == "open":
                 self._channel.send(msgspec.json.encode(message).decode())
-
-    async def _stats(self) -> Stats:
-        """Nothing is held back here, so the buffer's delay is 0."""
-        report = await self._transceiver.receiver.getStats()
-        inbound = [entry for entry in report.values() if entry.type == "inbound-rtp"]
-        return Stats(
-            jitter_buffer_delay=0.0,
-            jitter_buffer_emitted_count=self._hearing.heard_samples,
-            concealed_samples=self._hearing.concealed_samples,
-            total_samples_received=self._hearing.heard_samples,
-            packets_lost=sum(int(entry.packetsLost) for entry in inbound),
-            jitter=max((float(entry.jitter) for entry in inbound), default=0.0) / RATE,
-            round_trip_time=self._round_trip,
-        )
 
     def _begin(self, at: float) -> list[Sound | Echo]:
         """What is to be heard before the microphone from this instant on."""

@@ -36,6 +36,7 @@ from pathlib import Path
 import yaml
 
 from agent.probe.sounds import NAMES
+from agent.script import composed
 from agent.trouble import SettingsError
 
 KINDS = (
@@ -169,7 +170,10 @@ def load(path: Path) -> Scenario:
 def parse(text: str, name: str, folder: Path) -> Scenario:
     """A scenario of that name, whose wav files lie in `folder`. Raises ScenarioError, which begins with the line."""
     top = Fields.of(
-        _composed(text), "a scenario", ("kind", "about"), ("sources", "steps", "expect", "seconds", "limit")
+        composed(text, "a scenario", ScenarioError),
+        "a scenario",
+        ("kind", "about"),
+        ("sources", "steps", "expect", "seconds", "limit"),
     )
     steps = _steps(top, folder)
     scenario = Scenario(
@@ -388,20 +392,3 @@ def _shown(node: yaml.Node) -> str:
 
 def _wrong(node: yaml.Node, where: str, expected: str) -> ScenarioError:
     return ScenarioError(f"line {node.start_mark.line + 1}, {where}: expected {expected}")
-
-
-def _composed(text: str) -> yaml.Node:
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise ScenarioError(f"line {line}: expected YAML: {error.problem or error.context}") from None
-    except yaml.reader.ReaderError as error:
-        line = text[: error.position].count("\n") + 1
-        raise ScenarioError(f"line {line}: expected YAML: the character {error.character!r} is not allowed") from None
-    except RecursionError:
-        raise ScenarioError("line 1: expected a scenario: this is nested too deep") from None
-    if root is None:
-        raise ScenarioError("line 1: expected a scenario, found nothing")
-    return root
