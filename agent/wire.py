@@ -1,8 +1,8 @@
 """Sees what arrives on a peer's sockets: when something came, how much lies unread, and the microphone's packets. And
 can spoil what leaves them, for show.
 
-It does not know what any of it means. It reaches below aiortc's interface, as closing.py and
-probe/network.py do: neither aiortc nor aioice tells when something came (their own consent check takes 30 s to notice a silent peer, RFC
+It does not know what any of it means. It reaches below aiortc's interface, as closing.py and probe/network.py do:
+neither aiortc nor aioice tells when something came (their own consent check takes 30 s to notice a silent peer, RFC
 7675), so a tap is put between each socket and aioice with asyncio's own set_protocol. And aiortc decodes what it
 receives itself, behind a jitter buffer of fixed length that stays late after a loss (aiortc#543), so its buffer is
 replaced.
