@@ -144,6 +144,8 @@ class Ears:
         """Hears nothing any more; may be called again."""
         self._closed = True
         self.receiver.close()
+        # A closed call may wait long for the garbage collector, which does not know what a VAD weighs: some 7 MB.
+        self._listening = self._make = None
         self._pending.clear()
         self._kept.clear()
         if self._quiet is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -224,6 +226,20 @@ async def test_after_the_end_nothing_is_heard(executor: Executor) -> None:
     room.ears.close()
     await room.hear(np.concatenate([noise(0.5), clip("user")]))
     assert room.actions == []
+
+
+async def test_the_vad_is_given_back_at_once_at_the_end(executor: Executor) -> None:
+    room = Room(executor)
+    await room.hear(noise(0.5))
+    assert room.ears._listening is not None
+    listening = weakref.ref(room.ears._listening)
+    gc.disable()  # a closed call is part of cycles, and nobody tells the collector what the VAD's library holds
+    try:
+        room.ears.close()
+        await asyncio.sleep(0)
+        assert listening() is None
+    finally:
+        gc.enable()
 
 
 def test_an_unknown_vad_is_refused_at_once() -> None:
