@@ -146,11 +146,11 @@ class Calls:
         """Ends every call."""
         self.draining = True
         self.scene.close()
-        if self.demo is not None:
-            await self.demo.close()
         closing = [peer.close("server ends") for peer in list(self._peers.values())]
         for failed in filter(None, await asyncio.gather(*closing, return_exceptions=True)):
             log.error("a call could not be closed", exc_info=failed)
+        if self.demo is not None:
+            await self.demo.close()  # now that nobody can ask for more
         self._encoders.shutdown()
         self._listeners.shutdown()
         self._loaders.shutdown()

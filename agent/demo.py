@@ -29,6 +29,8 @@ POLICIES = ("predictor", "newest-first")
 REMEMBERED_SECONDS = 600.0
 REMEMBERED = 10_000
 """Utterances."""
+TELL_SECONDS = 0.2
+"""Between two messages of how the server is shown: a slider that is moved, or somebody who floods it, floods nobody."""
 PAUSE_SECONDS = 0.3, 1.5
 """Between two utterances of a synthetic listener."""
 SENTENCES = (
@@ -57,6 +59,9 @@ class Demonstration:
         self._listeners: list[asyncio.Task[None]] = []
         self._ending: set[asyncio.Task[None]] = set()
         self._said: deque[tuple[int, Request, Finished]] = deque(maxlen=REMEMBERED)
+        self._changed = False
+        """Since the calls were told."""
+        self._telling: asyncio.Task[None] | None = None
 
     def state(self, session: Session) -> DemoState:
         """As this call is to be told."""
@@ -70,7 +75,7 @@ class Demonstration:
         )
 
     def change(self, session: Session, wanted: Demo) -> None:
-        """Each thing that is named; all calls are told, or this one what is wrong."""
+        """Each thing that is named; all calls are told soon, or this one at once what is wrong."""
         if wanted.load is not None and wanted.load > MAX_LOAD:
             self._refuse(session, "load", f"at most {MAX_LOAD} synthetic listeners can be had, not {wanted.load}")
             return
@@ -86,8 +91,9 @@ class Demonstration:
             session.loss if wanted.loss is None else wanted.loss,
             session.jitter if wanted.jitter_ms is None else wanted.jitter_ms / 1000,
         )
-        for each in self._sessions():
-            each.send(self.state(each))
+        self._changed = True
+        if self._telling is None:
+            self._telling = asyncio.create_task(self._tell())
 
     def record(self, request_id: int, request: Request, end: Finished) -> None:
         """An utterance of any call is over."""
@@ -109,10 +115,25 @@ class Demonstration:
     async def close(self) -> None:
         """Ends what it has begun, and returns when it is over."""
         self.rest()
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        ending = list(self._ending)
+        if self._telling is not None:
+            self._telling.cancel()
+            ending.append(self._telling)
+        await asyncio.gather(*ending, return_exceptions=True)
 
     def _refuse(self, session: Session, field: str, message: str) -> None:
         session.report(Error(code=ErrorCode.BAD_REQUEST, message=message, field=field))
+
+    async def _tell(self) -> None:
+        """All calls, as long as something changes: the first change at once, the others together."""
+        try:
+            while self._changed:
+                self._changed = False
+                for each in self._sessions():
+                    each.send(self.state(each))
+                await asyncio.sleep(TELL_SECONDS)
+        finally:
+            self._telling = None
 
     def _load(self, count: int) -> None:
         while len(self._listeners) < count:

@@ -22,7 +22,7 @@ from agent import realtime
 from agent.closing import Connection
 from agent.conversation import Conversation
 from agent.offer import OfferError, usable
-from agent.protocol import CHANNEL, ServerMessage, SpeechProgress, View, encode
+from agent.protocol import CHANNEL, ServerMessage, SpeechProgress, SpeechWaterfall, View, encode
 from agent.realtime_dialect import RealtimeDialect
 from agent.receive import Receiver
 from agent.session import Session
@@ -36,8 +36,10 @@ PINGED_SILENCE = 4.5
 SILENCE = 9.5
 """The same for other clients, whose own checks come every few seconds (RFC 7675, section 5.1)."""
 LOOK_SECONDS = 1.0
+SHOWN = SpeechProgress | View | SpeechWaterfall
+"""Of demo.state the newest counts, and no other follows: it is told."""
 MAX_UNREAD_BYTES = 64 * 1024
-"""Events that wait for a listener who does not take them; beyond it progress is not reported."""
+"""Events that wait for a listener who does not take them; beyond it what only shows how a call goes is left out."""
 MAX_WAITING_BYTES = 4 * 1024 * 1024
 """Beyond it the call ends: somebody asks and asks, and takes no answer."""
 
@@ -163,7 +165,7 @@ class Peer:
 
     def _send(self, message: ServerMessage) -> None:
         unread = 0 if self._channel is None else self._channel.bufferedAmount
-        if not (isinstance(message, SpeechProgress | View) and unread > MAX_UNREAD_BYTES):
+        if not (isinstance(message, SHOWN) and unread > MAX_UNREAD_BYTES):
             self._send_text(encode(message))
 
     def _send_text(self, text: str) -> None:

@@ -93,7 +93,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SessionCreated(Server, tag="session.created", frozen=True):
-    """The first message of a call: what the voice can do."""
+    """The first message of a call: what the voice can do. speakers: who can speak, its own first; left out where nobody
+    has a name."""
 
     id: str
     voice: str
@@ -102,6 +103,7 @@ class SessionCreated(Server, tag="session.created", frozen=True):
     modes: tuple[str, ...]
     max_text_chars: int
     max_queued: int
+    speakers: tuple[str, ...] = ()
 
 
 class SpeechQueued(Server, tag="speech.queued", frozen=True):
@@ -257,7 +259,8 @@ class SpeechWaterfall(Server, tag="speech.waterfall", frozen=True):
 
 
 class DemoState(Server, tag="demo.state", frozen=True):
-    """What a server that is started for show is shown with: at the beginning, and after each change."""
+    """What a server that is started for show is shown with: at the beginning, and after changes, at most five times a
+    second."""
 
     load: int
     max_load: int

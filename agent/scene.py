@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from agent.sight import REMEMBERED_STEPS, Peer, ms
+from agent.sight import REMEMBERED_STEPS, Peer, Steps, ms
 from engine.recorder import Ran
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Shown(Protocol):
 
     @property
     def quiet(self) -> bool: ...
-    def show(self, steps: Sequence[Ran], peers: Sequence[Peer]) -> None: ...
+    def show(self, steps: Steps, peers: Sequence[Peer]) -> None: ...
 
 
 class Scene:
@@ -78,7 +78,7 @@ class Scene:
     async def _show(self) -> None:
         try:
             while watching := [call for call in self._calls.values() if call.watched]:
-                steps = [self._ran.popleft() for _ in range(len(self._ran))]
+                steps = Steps.of([self._ran.popleft() for _ in range(len(self._ran))])
                 peers = {number: seen(call) for number, call in self._calls.items()}
                 for call in watching:
                     if call.watched and call.number in self._calls:
@@ -87,7 +87,7 @@ class Scene:
         finally:
             self._showing = None
 
-    def _show_one(self, call: Shown, steps: Sequence[Ran], peers: Sequence[Peer]) -> None:
+    def _show_one(self, call: Shown, steps: Steps, peers: Sequence[Peer]) -> None:
         try:
             call.show(steps, peers)
         except Exception:  # one that cannot be shown must not keep the others in the dark

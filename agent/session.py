@@ -44,7 +44,7 @@ from agent.protocol import (
 )
 from agent.saying import Utterance
 from agent.scene import Scene
-from agent.sight import Peer, Sight
+from agent.sight import Peer, Sight, Steps
 from agent.silencing import Silencing
 from agent.track import SpeechTrack
 from engine.checks import RequestError
@@ -62,7 +62,6 @@ from engine.core import (
     Queued,
     Request,
 )
-from engine.recorder import Ran
 
 log = logging.getLogger(__name__)
 
@@ -231,6 +230,7 @@ class Session:
             modes=tuple(sorted(spec.modes)),
             max_text_chars=spec.max_text_chars,
             max_queued=self._max_queued,
+            speakers=spec.speakers,
         )
         self.send(created)
         if self.demo is not None:
@@ -311,13 +311,12 @@ class Session:
         """Seconds of speech that are ready."""
         return self._buffer.buffered
 
-    def show(self, steps: Sequence[Ran], peers: Sequence[Peer]) -> None:
+    def show(self, steps: Steps, peers: Sequence[Peer]) -> None:
         """Tells a client that watches what happened since the last time; the steps are the engine's."""
         if self._sight is not None:
-            self._sight.take_steps(steps)
             heard, now = self._buffer.heard(self._playing or "") / self._rate, self._clock.now()
             others = peers if self.demo is not None else ()  # who else calls, and when, is not everybody's to know
-            for message in self._sight.told(now, heard, self.buffered, self._playing, others):
+            for message in self._sight.told(now, heard, self.buffered, self._playing, steps, others):
                 self.send(message)
 
     def _say(self, say: Say) -> None:

@@ -7,7 +7,7 @@ It knows neither channels nor clocks nor other calls: all of that are arguments.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -29,11 +29,37 @@ SETTLED_SECONDS = 0.35
 
 Peer = tuple[int, float, int]
 """As in View."""
+Row = tuple[str, float, float, int]
+"""A step as in View, but for whose it is."""
 
 
 def ms(seconds: float) -> float:
     """In milliseconds, to a hundredth: what is sent five times a second is kept short."""
     return round(1000 * seconds, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What the engine ran since the last look: made once for all who watch, as most of it is the same for everybody."""
+
+    ran: tuple[Ran, ...]
+    rows: tuple[Row, ...]
+    """The last of them."""
+
+    @classmethod
+    def of(cls, ran: Iterable[Ran]) -> Steps:
+        """In order."""
+        ran = tuple(ran)
+        rows = (
+            (str(step.stage), ms(step.started_at), ms(step.elapsed), len(step.requests)) for step in ran[-MAX_STEPS:]
+        )
+        return cls(ran, tuple(rows))
+
+    def shown(self, requests: Iterable[int]) -> Iterator[tuple[str, float, float, int, int]]:
+        """As in View, to whom these requests are."""
+        mine = set(requests)
+        for row, step in zip(self.rows, self.ran[-MAX_STEPS:], strict=True):
+            yield *row, int(not mine.isdisjoint(step.requests))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +101,6 @@ class Sight:
     def __init__(self, samples_per_frame: int) -> None:
         self._samples_per_frame = samples_per_frame
         self._chunks: deque[tuple[str, float, int, float | None]] = deque(maxlen=MAX_CHUNKS)
-        self._steps: deque[Ran] = deque(maxlen=MAX_STEPS)
         self._recent: deque[Ran] = deque(maxlen=REMEMBERED_STEPS)
         self._requests: deque[int] = deque(maxlen=REMEMBERED)
         self._first: dict[int, tuple[float, float]] = {}
@@ -96,26 +121,21 @@ class Sight:
         if request_id in self._first and not utterance.waited:
             self._beginnings.append(Beginning(utterance, request_id, *self._first.pop(request_id), now))
 
-    def take_steps(self, steps: Sequence[Ran]) -> None:
-        """The engine ran these, in order."""
-        self._steps.extend(steps)
-        self._recent.extend(steps)
-
     def told(
-        self, now: float, heard: float, buffered: float, playing: str | None, peers: Sequence[Peer]
+        self, now: float, heard: float, buffered: float, playing: str | None, steps: Steps, peers: Sequence[Peer]
     ) -> list[ServerMessage]:
-        """What is to be told now; heard and buffered are seconds of audio."""
+        """What is to be told now; heard and buffered are seconds of audio, the steps those since the last time."""
+        self._recent.extend(steps.ran)
         view = View(
             at=ms(now),
             heard_ms=ms(heard),
             buffered_ms=ms(buffered),
             playing=playing,
             chunks=tuple(self._chunks),
-            steps=tuple(self._shown(step) for step in self._steps),
+            steps=tuple(steps.shown(self._requests)),
             peers=tuple(peers[:MAX_PEERS]),
         )
         self._chunks.clear()
-        self._steps.clear()
         return [*self._waterfalls(now), view]
 
     def _waterfalls(self, now: float) -> list[SpeechWaterfall]:
@@ -123,7 +143,3 @@ class Sight:
         self._beginnings = [each for each in self._beginnings if each not in settled]
         falls = [each.waterfall(self._recent) for each in settled]
         return [fall for fall in falls if fall is not None]
-
-    def _shown(self, step: Ran) -> tuple[str, float, float, int, int]:
-        mine = any(request in self._requests for request in step.requests)
-        return str(step.stage), ms(step.started_at), ms(step.elapsed), len(step.requests), int(mine)

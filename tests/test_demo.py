@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from scripted_runtime import ScriptedRuntime
 
 from agent.calls import Calls
 from agent.demo import MAX_LOAD
+from agent.protocol import DemoState, ServerMessage
 from agent.server import attach
 from agent.wire import Spoiled
 from engine.core import Stage
@@ -111,15 +113,63 @@ async def test_load_policy_and_network_are_changed_and_told(server: Server) -> N
     await other.close()
 
 
+class Noted:
+    """When a session says what."""
+
+    def __init__(self) -> None:
+        self.said = list[tuple[float, ServerMessage]]()
+
+    def take(self, message: ServerMessage) -> None:
+        self.said.append((asyncio.get_running_loop().time(), message))
+
+    def end(self) -> None: ...
+
+    def most(self, seconds: float) -> int:
+        """Messages within so long, at most."""
+        return max(sum(at <= other < at + seconds for other, _ in self.said) for at, _ in self.said)
+
+
+async def test_whoever_floods_the_controls_floods_nobody(server: Server) -> None:
+    """Beside views, speech and synthetic listeners nobody is told more than 20 messages in any second."""
+    flooding, other = await server.call(), await server.call()
+    noted = [Noted(), Noted()]
+    for session, each in zip(server.calls.sessions, noted, strict=True):
+        session.watch(each)
+    for caller in (flooding, other):
+        caller.send(type="watch", on=True)
+        for name in ("a", "b", "c", "d"):
+            caller.send(type="speak", id=name, text="Hello there.")
+    for count in range(80):
+        flooding.send(type="demo", load=count % 4, loss=0.5 * (count % 2))
+        await asyncio.sleep(0.025)  # justified: so fast somebody could move a slider, below what a client may send
+    flooding.send(type="demo", load=2, loss=0)
+    for caller, loss in ((flooding, 0), (other, 0)):
+        await caller.wait(lambda caller=caller: caller.told("demo.state")[-1]["load"] == 2)  # type: ignore[misc]
+        await caller.wait(lambda caller=caller: len(caller.told("speech.stopped")) == 4)  # type: ignore[misc]
+        assert caller.told("demo.state")[-1]["loss"] == loss, "the newest is told"
+    for each in noted:
+        at = [instant for instant, message in each.said if isinstance(message, DemoState)]
+        assert len(at) > 5
+        assert min(later - sooner for sooner, later in pairwise(at)) > 0.19
+        assert 10 < each.most(1.0) <= 20
+    for caller in (flooding, other):
+        await caller.close()
+
+
 async def test_load_that_is_taken_back_at_once_leaves_nothing(server: Server) -> None:
     caller = await server.call()
     caller.send(type="watch", on=True)
     for load in (MAX_LOAD, 0, 5):
         caller.send(type="demo", load=load)
-    await caller.wait(lambda: len(caller.told("demo.state")) == 4)
-    await caller.wait(lambda: len(caller.told("view")[-1].get("peers", [])) == 5)
+    await caller.wait(lambda: [len(view.get("peers", [])) for view in caller.told("view")][-1:] == [5])
     await caller.close()
     # five listeners are left: the fixture finds no task of theirs once the server has ended
+
+
+async def test_load_that_comes_with_the_end_leaves_nothing(server: Server) -> None:
+    caller = await server.call()
+    caller.send(type="demo", load=MAX_LOAD)
+    # the server ends while this arrives, and its fixture looks for tasks
 
 
 async def test_who_else_calls_is_shown_only_by_a_server_for_show(server: Server) -> None:
@@ -185,6 +235,24 @@ async def test_what_was_said_can_be_simulated(server: Server, tmp_path: Path) ->
     file.write_text(text)
     assert [said.frames for said in read_trace(file)] == [line["frames"] for line in lines]
     await caller.close()
+
+
+async def test_the_run_is_given_out_by_a_server_for_show_only() -> None:
+    app = web.Application()
+    attach(app, ScriptedRuntime())
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with (
+            ClientSession() as http,
+            http.get(f"{url}/demo/trace") as trace,
+            http.get(f"{url}/healthz") as health,
+        ):
+            assert (trace.status, health.status) == (404, 200)
+    finally:
+        await runner.cleanup()
 
 
 async def test_a_server_that_is_not_for_show_cannot_be_changed() -> None:

@@ -14,7 +14,7 @@ from scripted_runtime import ScriptedRuntime
 from agent.calls import CallLimits, CallRefused, Calls
 from agent.offer import OfferError
 from agent.peer import MAX_UNREAD_BYTES, MAX_WAITING_BYTES, Peer
-from agent.protocol import Pong, View
+from agent.protocol import Pong, SpeechWaterfall, View
 
 
 class Line:
@@ -204,9 +204,10 @@ async def test_a_client_that_is_behind_is_told_what_matters_only(line: Line) -> 
     assert peer._channel is not None
     peer._channel._RTCDataChannel__bufferedAmount = MAX_UNREAD_BYTES + 1
     peer._send(View(at=1.0, heard_ms=0.0, buffered_ms=0.0))
+    peer._send(SpeechWaterfall(id="a", **dict.fromkeys(SpeechWaterfall.__struct_fields__[1:], 1.0)))
     peer._send(Pong(t=7.0))
     await caller.wait(lambda: caller.told("pong"))
-    assert not caller.told("view")
+    assert not caller.told("view") + caller.told("speech.waterfall")
 
 
 async def test_a_huge_message_is_an_error_event(line: Line) -> None:

@@ -597,6 +597,15 @@ async def test_modes_are_told_by_name(executor: ThreadPoolExecutor) -> None:
     call = Call(executor, spec=replace(SPEC, modes=frozenset(Mode)))
     call.session.listen(call.take)
     assert call.said[0]["modes"] == ["clone", "design", "direction", "plain"]
+    assert "speakers" not in call.said[0], "nobody has a name"
+
+
+async def test_speakers_are_told_and_taken_by_name(executor: ThreadPoolExecutor) -> None:
+    call = Call(executor, spec=replace(SPEC, speakers=("Ada", "Bo")))
+    call.session.listen(call.take)
+    assert call.said[0]["speakers"] == ["Ada", "Bo"]
+    call.speak("a", speaker="Bo")
+    assert call.engine.jobs[1].request.speaker == "Bo"
 
 
 # ---- the end --------------------------------------------------------------------------------------------------

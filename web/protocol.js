@@ -18,7 +18,7 @@ const CLIENT = {
 };
 
 const SERVER = {
-  "session.created": ["id", "voice", "licence", "sample_rate", "modes", "max_text_chars", "max_queued"],
+  "session.created": ["id", "voice", "licence", "sample_rate", "modes", "max_text_chars", "max_queued", "speakers?"],
   "speech.queued": ["id", "wait_ms"],
   "speech.started": ["id", "ttfa_ms", "heard_ms?"],
   "speech.progress": ["id", "heard_ms", "buffered_ms", "underruns"],
