@@ -70,7 +70,7 @@ export class Demo {
     put(element("presses"), values.length ? tell("demo.presses", figures) : tell("demo.no_presses"));
   }
 
-  // ---- what the server is told ----------------------------------------------------------------------------------
+  // ---- what the server is told ----
 
   #slide() {
     const load = Number(element("load").value);
@@ -102,7 +102,7 @@ export class Demo {
     choose(element("troubles"), TROUBLES.map(troubleOf));
   }
 
-  // ---- barge-in -------------------------------------------------------------------------------------------------
+  // ---- barge-in ----
 
   #interrupt() {
     this.#measuring = true;

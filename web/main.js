@@ -56,7 +56,7 @@ let problem = null; // {what, advice}: what gives their words
 let hint = null; // the key of its text
 let touched = false; // the user has chosen whether to use the microphone
 
-// ---- the call ---------------------------------------------------------
+// ---- the call ----
 
 /** Starts a call; `afterwards` runs once it is ready. Must be called inside a click: play() is. */
 async function connect(afterwards = () => {}, { again = false } = {}) {
@@ -147,7 +147,7 @@ function play() {
   });
 }
 
-// ---- a server that was gone -------------------------------------------
+// ---- a server that was gone ----
 
 /** Asks until it answers, and calls again. */
 function returnLater() {
@@ -168,13 +168,14 @@ function stay() {
   back = null;
 }
 
-// ---- what the server says ---------------------------------------------
+// ---- what the server says ----
 
 function receive(message) {
   const utterance = transcript.find(message.id ?? message.playing) ?? unasked(message);
   switch (message.type) {
     case "session.created":
       voice = message;
+      listSpeakers();
       break;
     case "view":
       timeline.take(message);
@@ -217,7 +218,8 @@ function receive(message) {
       if (turn === "paused") turn = null;
       break;
     case "speech.waterfall":
-      waterfall.take(message, { trip: readings.trip, jitter: readings.delay });
+      waterfall.take(message);
+      waterfall.surround(readings);
       break;
     case "turn.started":
       turn = "hearing";
@@ -265,7 +267,7 @@ function calm() {
   interrupted = null;
 }
 
-// ---- what the user wants ----------------------------------------------
+// ---- what the user wants ----
 
 function speak() {
   speakText(element("text").value.trim());
@@ -295,7 +297,8 @@ function wishes() {
   const filled = (id) => (element(id).validity.valid && element(id).value.trim()) || undefined;
   const numeral = (id) => (filled(id) === undefined ? undefined : Number(filled(id)));
   const instruction = element("instruction-field").hidden ? undefined : filled("instruction");
-  return { seed: numeral("seed"), temperature: numeral("temperature"), speaker: filled("speaker"), instruction };
+  const speaker = element("speaker").selectedIndex > 0 ? filled("speaker") : undefined; // the first is the voice's own
+  return { seed: numeral("seed"), temperature: numeral("temperature"), speaker, instruction };
 }
 
 /** What is typed as if it had been said: the agent answers. */
@@ -321,7 +324,7 @@ async function download() {
   URL.revokeObjectURL(link.href);
 }
 
-// ---- microphone and devices -------------------------------------------
+// ---- microphone and devices ----
 
 async function listDevices() {
   for (const [id, kind] of [["input", "audioinput"], ["output", "audiooutput"]]) {
@@ -332,6 +335,14 @@ async function listDevices() {
     const options = named.map(({ deviceId, label }, index) => option(deviceId, label || String(index + 1)));
     element(id).replaceChildren(option("", tell("talk.default_device")), ...options);
   }
+}
+
+/** Who can speak, where there is a choice. */
+function listSpeakers() {
+  const { speakers = [] } = voice;
+  const chosen = element("speaker").value;
+  element("speaker").replaceChildren(...speakers.map((name) => new Option(name, name, false, name === chosen)));
+  element("speaker-field").hidden = speakers.length < 2;
 }
 
 async function changeInput() {
@@ -363,7 +374,7 @@ function hold(on) {
 const talksBySpace = ({ code, target }) =>
   code === "Space" && microphone.pushes && microphone.isOpen && !target.closest("input, textarea, select, summary");
 
-// ---- what is shown ----------------------------------------------------
+// ---- what is shown ----
 
 const speaking = () => transcript.pending.some(({ state }) => state === "speaking");
 
@@ -468,6 +479,7 @@ function measure(stats) {
   lines.concealed.add(last ? Math.max(0, made / 48) : undefined);
   lines.trip.add(readings.trip);
   lines.lost.add(last ? Math.max(0, grown("packets_lost")) : undefined);
+  waterfall.surround(readings);
   last = stats;
 }
 
@@ -495,7 +507,7 @@ function forget() {
   forgive();
 }
 
-// ---- problems ---------------------------------------------------------
+// ---- problems ----
 
 /** Either the code of a problem's texts, or what gives its words. */
 function complain(code, values = {}) {
@@ -538,7 +550,7 @@ const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1) + (/[
 const about = (wait) => tell("status.about", { seconds: number(Math.max(1, Math.ceil(wait / 1000))) });
 const milliseconds = (value) => (value === undefined ? "–" : `${number(value)} ms`);
 
-// ---- the token --------------------------------------------------------
+// ---- the token ----
 
 /** From the address's fragment, which no server sees; it is then removed from the address bar and the history. */
 function takeToken() {
@@ -561,7 +573,7 @@ function askForToken(afterwards) {
   };
 }
 
-// ---- the buttons ------------------------------------------------------
+// ---- the buttons ----
 
 function press() {
   const waited = back;

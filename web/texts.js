@@ -4,14 +4,14 @@
 // {name} in a text is replaced by a value. A test keeps the keys and the names in braces equal in all languages.
 // Elements say data-text="key" for their content, and data-label, data-title or data-placeholder for an attribute.
 
-import de from "./texts.de.js";
-import en from "./texts.en.js";
-import ja from "./texts.ja.js";
+import * as de from "./texts.de.js";
+import * as en from "./texts.en.js";
+import * as ja from "./texts.ja.js";
 
 export const LANGUAGES = { en: "English", de: "Deutsch", ja: "日本語" };
 
 const REMEMBERED = "breezert.language";
-const TEXTS = { en, de, ja };
+const TEXTS = { en, de, ja }; // each with a section for the first part of a key
 let chosen = first();
 
 /** The language of the page: one of LANGUAGES. */
@@ -29,13 +29,18 @@ export function choose(code) {
 
 /** The text of a key. Throws on an unknown one. */
 export function tell(key, values = {}) {
-  const text = TEXTS[chosen][key];
+  const text = look(key);
   if (text === undefined) throw new RangeError(`there is no text ${key}`);
   return text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 }
 
 /** Whether there is such a text. */
-export const known = (key) => Object.hasOwn(TEXTS[chosen], key);
+export const known = (key) => typeof look(key) === "string";
+
+function look(key) {
+  const dot = key.indexOf(".");
+  return TEXTS[chosen][key.slice(0, dot)]?.[key.slice(dot + 1)];
+}
 
 /** A number as the language writes it. */
 export const number = (value, digits = 0) =>

@@ -124,7 +124,7 @@ export class Timeline {
     this.#write();
   }
 
-  // ---- time -----------------------------------------------------------------------------------------------------
+  // ---- time ----
 
   /** On the server's clock, less the fastest message's way. */
   get #now() {
@@ -188,7 +188,7 @@ export class Timeline {
     this.repaint();
   }
 
-  // ---- tiles ----------------------------------------------------------------------------------------------------
+  // ---- tiles ----
 
   #fit() {
     const width = Math.round((this.#element.clientWidth * TILE_MS) / (PAST_MS + FUTURE_MS));
@@ -282,7 +282,7 @@ export class Timeline {
     this.repaint();
   }
 
-  // ---- what stands beside the tiles -----------------------------------------------------------------------------
+  // ---- what stands beside the tiles ----
 
   #write() {
     if (this.#held) return;

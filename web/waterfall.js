@@ -4,7 +4,8 @@ import { number, tell } from "./texts.js";
 
 const SHOWN = 5; // replies
 const PARTS = ["network", "queued", "text", "prefill", "decode", "depth", "codec", "waited", "delivered", "playout", "jitter"];
-const LEAST_MS = 0.5; // shorter parts are not named
+const IDLE = ["queued", "decode", "waited", "delivered"]; // that may not be there at all
+const LEAST_MS = 0.5; // shorter ones of them are not named
 
 export class Waterfall {
   #list;
@@ -14,12 +15,19 @@ export class Waterfall {
     this.#list = list;
   }
 
-  /** A speech.waterfall, with the listener's own round trip and jitter buffer around it, in ms. */
-  take(message, { trip = 0, jitter = 0 }) {
-    const parts = Object.fromEntries(PARTS.map((name) => [name, message[`${name}_ms`] ?? 0]));
-    this.#bars.unshift({ id: message.id, parts: { ...parts, network: trip / 2, jitter } });
+  /** A speech.waterfall. */
+  take(message) {
+    const parts = Object.fromEntries(PARTS.map((name) => [name, message[`${name}_ms`]]));
+    this.#bars.unshift({ id: message.id, parts });
     this.#bars = this.#bars.slice(0, SHOWN);
     this.render();
+  }
+
+  /** The listener's own around it, in ms: the way there and back, and his jitter buffer; undefined: not known yet. */
+  surround({ trip, delay }) {
+    const open = this.#bars.filter(({ parts }) => parts.network === undefined || parts.jitter === undefined);
+    for (const { parts } of open) Object.assign(parts, { network: parts.network ?? trip, jitter: parts.jitter ?? delay });
+    if (open.length) this.render();
   }
 
   clear() {
@@ -33,11 +41,11 @@ export class Waterfall {
   }
 }
 
-const total = ({ parts }) => Object.values(parts).reduce((sum, ms) => sum + ms, 0);
+const total = ({ parts }) => Object.values(parts).reduce((sum, ms = 0) => sum + ms, 0);
 const part = ([name, ms]) => tell("waterfall.part", { name: tell(`waterfall.${name}`), ms: number(ms, ms < 10 ? 1 : 0) });
 
 function row(bar, longest) {
-  const parts = Object.entries(bar.parts).filter(([, ms]) => ms >= LEAST_MS);
+  const parts = Object.entries(bar.parts).filter(([name, ms]) => ms >= (IDLE.includes(name) ? LEAST_MS : 0));
   const item = document.createElement("li");
   const track = item.appendChild(document.createElement("div"));
   track.className = "track";
