@@ -1,5 +1,5 @@
 """The command `bench page`: what the demo page costs: its picture in Chromium, the messages for it on the server, and
-what is transferred.
+what is transferred. What its caller hears of each policy stands in bench_policies.py.
 
 It knows the page by its buttons and the timeline by its elements, and nothing of what is painted. What is compared
 alternates within seconds, because the rest of a machine changes within minutes: the picture drawn and its panel closed,
@@ -33,6 +33,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from agent.bench_browser import BUSY, SENTENCES, Advance, Line, Spread, beside
+from agent.bench_policies import Compared, compared, slide
 from agent.bench_transport import (
     BATCH,
     PATIENCE,
@@ -51,6 +52,7 @@ from agent.bench_transport import (
 from agent.browser import BrowserError, chromium, serve
 from agent.browser import Listener as Tab
 from agent.calls import CallLimits
+from agent.demo import POLICIES
 from agent.dial import ClientError
 from agent.dial import Line as Dial
 from agent.guard import Access
@@ -196,6 +198,7 @@ class Figures:
 
     weight: Weight
     drawn: list[Drawn]
+    heard: Compared
     events: Events
 
 
@@ -285,13 +288,6 @@ async def drawing(
         passed = time.monotonic() - began_at
         await slide(page, 0)
     return drawn(load, periods[SHOWN], periods[COUNTED], periods[CLOSED], busy / passed)
-
-
-async def slide(page: Page, count: int) -> None:
-    """Moves the slider for synthetic listeners, and leaves it there until the page tells the server."""
-    await page.wait_for_selector("#demo:visible")
-    await page.fill("#load", str(count))
-    await page.wait_for_timeout(1000 * CLOSED_SECONDS)  # it sends where the slider rests
 
 
 async def keep_talking(tab: Tab) -> None:
@@ -547,15 +543,17 @@ def events(peers: int, off: Sequence[Stretch], on: Sequence[Stretch]) -> Events:
 # ---- the report ---------------------------------------------------------------------------------------------------
 
 
-async def seen(url: str, args: argparse.Namespace, progress: Progress) -> tuple[Weight, list[Drawn], str]:
-    """What the browser shows and takes, and its version. Raises BrowserError."""
+async def seen(url: str, args: argparse.Namespace, progress: Progress) -> tuple[Weight, list[Drawn], Compared, str]:
+    """What the browser shows, takes and plays, and its version. Raises BrowserError."""
     async with chromium(args.chromium) as browser:
         weight = await weighed(browser, url)
         found = []
         for load in args.load:
             advance = bar(progress, f"picture, {load} synthetic listeners", 3 * args.rounds)
             found.append(await drawing(browser, url, load, args.rounds, args.seconds, advance))
-        return weight, found, browser.version
+        advance = bar(progress, f"policies, {args.beside} synthetic listeners", 2 * args.rounds)
+        heard = await compared(browser, url, args.beside, turns(args.rounds, POLICIES), advance)
+        return weight, found, heard, browser.version
 
 
 def bar(progress: Progress, words: str, total: int) -> Advance:
@@ -566,12 +564,12 @@ def bar(progress: Progress, words: str, total: int) -> Advance:
 def measure(args: argparse.Namespace, progress: Progress) -> tuple[Figures, str]:
     """All of it, one after another, and the browser's version. Raises BrowserError, BenchError and EngineError."""
     with serve("--device", args.device, "--demo") as served:
-        weight, found, browser_version = asyncio.run(seen(served.url, args, progress))
+        weight, found, heard, browser_version = asyncio.run(seen(served.url, args, progress))
     speech = recorded()
     rounds, seconds = FINER * args.rounds, args.seconds / FINER
     advance = bar(progress, f"messages, {args.peers} calls", 2 * rounds)
     told = watched(speech, args.peers, rounds, seconds, advance)
-    return Figures(weight, found, told), browser_version
+    return Figures(weight, found, heard, told), browser_version
 
 
 def table(figures: Figures) -> Table:
@@ -586,6 +584,7 @@ def rows(figures: Figures) -> Iterator[Line]:
     """(what, value, target, whether it was met) of every line."""
     for one in figures.drawn:
         yield from drawn_rows(one)
+    yield from heard_rows(figures.heard)
     yield from event_rows(figures.events)
     yield from weight_rows(figures.weight)
 
@@ -602,6 +601,13 @@ def drawn_rows(one: Drawn) -> Iterator[Line]:
         yield f"  {words}", value, f"{limit}< {TARGET_CPU_PERCENT:.0f} % of a core", taken < TARGET_CPU_PERCENT
     value = f"{100 * one.engine_busy_share:.0f} % of the time; the agent spoke in {100 * one.speaking_share:.0f} %"
     yield "  engine busy", value, "", None
+
+
+def heard_rows(heard: Compared) -> Iterator[Line]:
+    for one in heard.policies:
+        value = f"{one.replies_with_stutters} of {one.replies} replies stutter, by {one.missed_ms:.0f} ms in all"
+        value += f", {one.longest_ms:.0f} in one; first audio p50 {one.first_audio_ms:.0f} ms; {one.refused} refused"
+        yield f"{one.policy}, beside {heard.synthetic_listeners} synthetic listeners", value, "", None
 
 
 def event_rows(told: Events) -> Iterator[Line]:
@@ -626,14 +632,16 @@ def weight_rows(weight: Weight) -> Iterator[Line]:
 def parser() -> argparse.ArgumentParser:
     """The command line. Unknown options are errors."""
     how = "Measures what the demo page costs: frames and CPU in a headless Chromium while a reply plays, what its "
-    how += "messages add to a server whose calls all watch, and what is transferred. Everything stays on loopback. "
-    how += "Takes some three minutes."
+    how += "messages add to a server whose calls all watch, and what is transferred; and what its caller hears of "
+    how += "either policy. Everything stays on loopback. Takes some six minutes."
     p = argparse.ArgumentParser(prog="breezert bench page", allow_abbrev=False, description=how)
     add = p.add_argument
     add("--device", default="auto", metavar="auto|cpu|cuda", help="of the page's server (default: %(default)s)")
     add("--chromium", metavar="PATH", help="default: the Chromium or Chrome on the PATH")
     text = "synthetic listeners beside the page; several are measured one after another (default: %(default)s)"
     add("--load", type=beside, nargs="+", default=[0, 4], metavar="N", help=text)
+    text = "synthetic listeners beside the caller who hears both policies (default: %(default)s)"
+    add("--beside", type=beside, default=4, metavar="N", help=text)
     add("--peers", type=positive, default=10, metavar="N", help="calls that watch (default: %(default)s)")
     text = "in each of which all kinds of period come once (default: %(default)s)"
     add("--rounds", type=positive, default=5, metavar="N", help=text)

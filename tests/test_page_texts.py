@@ -1,6 +1,6 @@
 """The page's words: the same texts in every language, none of them elsewhere; and what each script of it may name.
 
-It runs no browser: the files of the texts are written as plain JSON for this purpose.
+It runs no browser: the files of the texts have a text a line for this purpose.
 """
 
 from __future__ import annotations
@@ -19,10 +19,18 @@ OWN_WORDS = {"BreezeRT", "–", "×", "breezert", "simulate", "--trace"}
 
 
 def texts(language: str) -> dict[str, str]:
-    found = re.search(r"export default (\{.*\});", (WEB / f"texts.{language}.js").read_text(), re.DOTALL)
-    assert found, f"web/texts.{language}.js exports no table"
-    table: dict[str, str] = json.loads(re.sub(r",\s*\}", "}", found[1]))
+    """By section.name, in order."""
+    table: dict[str, str] = {}
+    for section, rows in re.findall(r"export const (\w+) = \{\n(.*?)\n\};", read(language), re.DOTALL):
+        for row in rows.splitlines():
+            found = re.fullmatch(r'  (?:(\w+)|"([\w.-]+)"): (".*"),', row)
+            assert found, f"web/texts.{language}.js: {row}"
+            table[f"{section}.{found[1] or found[2]}"] = json.loads(found[3])
     return table
+
+
+def read(language: str) -> str:
+    return (WEB / f"texts.{language}.js").read_text()
 
 
 def languages() -> list[str]:
@@ -48,6 +56,7 @@ def test_each_language_has_a_file_and_each_file_is_a_language() -> None:
 @pytest.mark.parametrize("language", languages())
 def test_every_text_is_there_in_every_language(language: str) -> None:
     english, other = texts("en"), texts(language)
+    assert len(other) == read(language).count('": "') + len(re.findall(r"^  \w+: ", read(language), re.MULTILINE))
     assert other.keys() == english.keys()
     for key, text in other.items():
         assert names(text) == names(english[key]), key

@@ -7,19 +7,20 @@ npm fetches axe-core, which looks for what keeps people out (https://github.com/
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import json
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pytest
 from conftest import require_browser
 from npm import taken
 from sounds import noise
+from states import SENT, arrive, lose, refusing, walk
 from test_talk import write
 
-from agent.browser import CHROMIUM_ARGS, Listener, Served, chromium, find_chromium, serve, tab
+from agent.browser import Array, Listener, Served, chromium, serve, tab
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
 MAX_PAGE_BYTES = 150_000
+SCHEMES: tuple[Literal["light"], Literal["dark"]] = "light", "dark"
 SENTENCE = "Please hold the line while I look that up for you."
 LONG = "The train to the coast leaves from platform nine in about twelve minutes, and it stops at every station."
 AXE = "axe-core@4.14.1"
@@ -88,24 +90,92 @@ async def test_axe_finds_no_violation(browser: Browser, show: Served, axe: Path,
         assert await violations(listener, axe) == [], "with a note"
 
 
-async def test_every_state_has_ink_that_can_be_read(browser: Browser, server: Served, axe: Path) -> None:
-    states = (
-        "idle",
-        "lost",
-        "connecting",
-        "ready",
-        "listening",
-        "hearing",
-        "thinking",
-        "speaking",
-        "paused",
-        "interrupted",
-    )
-    for scheme in ("light", "dark"):
-        async with tab(browser, server.url, color_scheme=scheme) as listener:
-            for state in states:
-                await listener.page.evaluate("(state) => { document.body.dataset.state = state }", state)
-                assert await violations(listener, axe) == [], f"{state}, {scheme}"
+async def test_axe_finds_no_violation_with_any_note_open(browser: Browser, server: Served, axe: Path) -> None:
+    async with tab(browser, server.url, reduced_motion="reduce") as listener:  # a colour half-way is none to judge
+        page = listener.page
+
+        async def judge(note: str) -> None:
+            await page.wait_for_selector(f"{note}:visible")
+            for scheme in SCHEMES:
+                await page.emulate_media(color_scheme=scheme)
+                assert await violations(listener, axe) == [], f"{note}, {scheme}"
+
+        await page.route("**/offer", lambda route: route.fulfill(status=401, json={"error": "no"}), times=1)
+        await page.click("#connect")
+        await judge("#token-form")
+        await page.check("#microphone")  # which this browser has not
+        await page.fill("#token", "not needed")
+        await page.press("#token", "Enter")
+        await page.wait_for_selector("#status[data-phase=ready]")
+        await judge("#hint")
+        await lose(listener)
+        await judge("#give-up")
+
+
+WORDS = {
+    "idle": "Not connected",
+    "asking": "Waiting for your microphone…",
+    "connecting": "Connecting…",
+    "listening": "Listening: say something",
+    "ready": "Connected, your microphone is muted",
+    "hearing": "Hearing you…",
+    "thinking": "Thinking…",
+    "speaking": "Speaking",
+    "paused": "Paused: was that you?",
+    "interrupted": "Interrupted, silent after 46 ms",
+    "lost": "Connection lost, trying again…",
+}
+INKS = """() => ["#status", ".talk"].map((selector, index) => {
+  const { color, backgroundColor } = getComputedStyle(document.querySelector(selector));
+  return [color, backgroundColor][index].match(/\\d+/g).map(Number);
+})"""
+"""Of the words, and of what they stand on."""
+MIN_CONTRAST = 4.5
+"""AA, https://www.w3.org/TR/WCAG22/#contrast-minimum"""
+MIN_DIFFERENCE = 15
+"""In CIELAB, where 2.3 can just be seen: colours that one tells apart without having both in sight."""
+
+
+def luminance(ink: list[int]) -> float:
+    """Relative, as WCAG defines it."""
+    return float(np.dot(linear(ink), (0.2126, 0.7152, 0.0722)))
+
+
+def linear(ink: list[int]) -> Array:
+    share = np.asarray(ink) / 255
+    return np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one: list[int], other: list[int]) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def lab(ink: list[int]) -> Array:
+    """CIELAB (CIE 15) of an sRGB colour."""
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear(ink)
+    x, y, z = np.cbrt(xyz / (0.9505, 1.0, 1.089))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+async def test_every_state_has_its_own_words_and_a_colour_that_can_be_read(server: Served, tmp_path: Path) -> None:
+    words: dict[str, str] = {}
+    inks: dict[str, dict[str, list[int]]] = {scheme: {} for scheme in SCHEMES}
+    async with (
+        chromium(microphone=write(tmp_path / "quiet.wav", noise(0.1))) as browser,
+        tab(browser, server.url) as listener,
+    ):
+        async for state in walk(listener):
+            words[state] = await shown(listener, "status")
+            for scheme in SCHEMES:
+                await listener.page.emulate_media(color_scheme=scheme)
+                inks[scheme][state], ground = await listener.page.evaluate(INKS)
+                assert contrast(inks[scheme][state], ground) >= MIN_CONTRAST, f"{state}, {scheme}"
+    assert words == WORDS
+    for own in inks.values():
+        assert own.pop("asking") == own["connecting"]
+        for one, other in combinations(own, 2):
+            assert np.linalg.norm(lab(own[one]) - lab(own[other])) >= MIN_DIFFERENCE, f"{one} and {other}"
 
 
 async def test_the_page_can_be_used_by_keyboard_alone(listener: Listener) -> None:
@@ -125,8 +195,12 @@ async def test_the_page_can_be_used_by_keyboard_alone(listener: Listener) -> Non
 
 
 async def test_the_state_is_told_to_those_who_do_not_see_it(listener: Listener) -> None:
+    log = listener.page.get_by_role("log", name="Conversation")
+    assert await log.count() == 1, "before anything is said: else nothing of it would be told"
     await listener.connect()
     assert await listener.page.get_attribute("#status", "role") == "status"
+    await listener.speak(SENTENCE)
+    assert SENTENCE in await log.inner_text()
     await listener.page.wait_for_function("document.getElementById('summary').textContent.includes('ready ahead')")
 
 
@@ -202,23 +276,6 @@ async def test_it_lives_within_its_own_content_security_policy(browser: Browser,
 # ---- the microphone -----------------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def refusing(url: str) -> AsyncIterator[Listener]:
-    """A Chromium that has a microphone, and whose user does not lend it: headless, the answer to a question is no."""
-    from playwright.async_api import async_playwright
-
-    require_browser()
-    sandbox = ("--no-sandbox",) if os.geteuid() == 0 else ()
-    args = [*CHROMIUM_ARGS, *sandbox, "--use-fake-device-for-media-stream"]
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=find_chromium(), args=args)
-        try:
-            async with tab(browser, url) as listener:
-                yield listener
-        finally:
-            await browser.close()
-
-
 async def test_a_microphone_that_is_denied_is_no_fault(server: Served) -> None:
     async with refusing(server.url) as listener:
         await listener.page.wait_for_selector("#microphone:checked")  # there is one, so it is asked for
@@ -230,6 +287,29 @@ async def test_a_microphone_that_is_denied_is_no_fault(server: Served) -> None:
         await listener.until_speaking()
         await listener.page.click("#hint-close")
         assert not await listener.page.is_visible("#hint")
+
+
+@pytest.mark.parametrize(
+    ("without", "words"),
+    [
+        (
+            "navigator.mediaDevices.getUserMedia = () => Promise.reject(new DOMException('', 'NotReadableError'))",
+            "Another program holds your microphone. You can listen and type all the same. Close that program",
+        ),
+        (
+            "Object.defineProperty(navigator, 'mediaDevices', { value: undefined })",
+            "Browsers lend the microphone to https pages and to localhost only. You can listen and type",
+        ),
+    ],
+    ids=["taken", "insecure"],
+)
+async def test_a_microphone_that_cannot_be_had_is_no_fault(listener: Listener, without: str, words: str) -> None:
+    await listener.page.evaluate(f"() => {{ {without} }}")
+    await listener.page.check("#microphone")
+    await listener.connect()
+    assert words in await shown(listener, "hint")
+    assert not await listener.page.is_visible("#problem")
+    assert await shown(listener, "status") == "Connected, ready to speak"
 
 
 async def test_push_to_talk_and_mute_and_devices(server: Served, tmp_path: Path) -> None:
@@ -282,17 +362,17 @@ async def test_push_to_talk_and_mute_and_devices(server: Served, tmp_path: Path)
         await page.wait_for_function(f"probe.peer.getSenders()[0].track.id !== '{before}'")
         assert await page.evaluate(live)
 
+        assert await page.evaluate("document.getElementById('sound').sinkId") == ""
+        await page.select_option("#output", index=1)
+        chosen = await page.input_value("#output")
+        await page.wait_for_function(f"document.getElementById('sound').sinkId === {json.dumps(chosen)}")
+
 
 # ---- voice --------------------------------------------------------------------------------------------------------
 
 
 async def test_seed_and_temperature_are_asked_for_only_where_they_differ(listener: Listener) -> None:
-    sent = """() => {
-      const send = RTCDataChannel.prototype.send;
-      globalThis.sent = [];
-      RTCDataChannel.prototype.send = function (data) { sent.push(JSON.parse(data)); send.call(this, data); };
-    }"""
-    await listener.page.evaluate(sent)
+    await listener.page.evaluate(SENT)
     await listener.connect()
     await listener.page.click("summary")
     assert not await listener.page.is_visible("#instruction"), "this voice takes none"
@@ -303,10 +383,25 @@ async def test_seed_and_temperature_are_asked_for_only_where_they_differ(listene
     first, second = await listener.page.evaluate("sent.filter(({ type }) => type === 'speak')")
     assert first == {"type": "speak", "id": "u1", "text": SENTENCE}
     assert second == {"type": "speak", "id": "u2", "text": SENTENCE, "seed": 7, "temperature": 0.5}
-    await listener.page.fill("#speaker", "nobody")
+
+
+async def test_who_speaks_and_how_is_asked_for_where_there_is_a_choice(listener: Listener) -> None:
+    await listener.page.evaluate(SENT)
+    await listener.connect()
+    await listener.page.click("summary")
+    assert not await listener.page.is_visible("#speaker"), "this voice has one"
+    created = (await listener.gather()).of_type("session.created")[0]
+    await arrive(listener, **created | {"speakers": ["Ada", "Bo"], "modes": ["design", "plain"]})
+    assert await listener.page.locator("#speaker option").all_inner_texts() == ["Ada", "Bo"]
     await listener.speak(SENTENCE)
+    await listener.page.select_option("#speaker", "Bo")
+    await listener.page.fill("#instruction", "as if it were raining")
+    await listener.speak(SENTENCE)
+    first, second = await listener.page.evaluate("sent.filter(({ type }) => type === 'speak')")
+    assert "speaker" not in first, "the first is the voice's own"
+    assert (second["speaker"], second["instruction"]) == ("Bo", "as if it were raining")
     await listener.page.wait_for_selector("#problem:visible")
-    assert "Speaker must be one of" in await shown(listener, "problem-what")
+    assert "Speaker must be one of" in await shown(listener, "problem-what"), "the server knows better here"
 
 
 # ---- a server that goes and comes back ------------------------------------------------------------------------------

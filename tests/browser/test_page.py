@@ -6,7 +6,6 @@ Times are bounded only where another length would mean other words; how fast it 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from PIL import Image
+from states import arrive
 
 from agent.bench_browser import stop_ms
 from agent.browser import BrowserError, Listener, Served, chromium, serve, tab
@@ -78,21 +78,13 @@ async def test_speak_is_heard_and_measured(listener: Listener) -> None:
 
 async def test_underruns_are_shown(listener: Listener) -> None:
     await listener.connect()
-    for message in (
-        {"type": "speech.started", "id": "x", "ttfa_ms": 1},
-        {"type": "speech.underrun", "id": "x", "heard_ms": 400, "missed_ms": 60, "underruns": 3},
-    ):
-        arrive = "(data) => probe.channel.dispatchEvent(new MessageEvent('message', { data }))"
-        await listener.page.evaluate(arrive, json.dumps(message))
+    await arrive(listener, type="speech.started", id="x", ttfa_ms=1)
+    await arrive(listener, type="speech.underrun", id="x", heard_ms=400, missed_ms=60, underruns=3)
     assert await shown(listener, "underruns") == "3"
 
 
 async def test_a_busy_server_is_said_in_plain_words(browser: Browser, server: Served) -> None:
     async with tab(browser, server.url) as listener:
-
-        async def arrive(**message: object) -> None:
-            script = "(data) => probe.channel.dispatchEvent(new MessageEvent('message', { data }))"
-            await listener.page.evaluate(script, json.dumps(message))
 
         async def refuse(route: Route) -> None:
             body = {"error": {"code": "busy", "message": "all voices are busy"}}
@@ -102,15 +94,15 @@ async def test_a_busy_server_is_said_in_plain_words(browser: Browser, server: Se
         with pytest.raises(BrowserError, match=r"^All voices are busy\. Try again in 3\ss\."):
             await listener.connect()
         await listener.connect()
-        await arrive(type="speech.queued", id="x", wait_ms=1250)
+        await arrive(listener, type="speech.queued", id="x", wait_ms=1250)
         assert re.fullmatch(r"All voices are busy: about 2\ss to wait", await shown(listener, "status"))
         assert await states(listener) == ["waiting"]
-        await arrive(type="speech.started", id="x", ttfa_ms=1300)
+        await arrive(listener, type="speech.started", id="x", ttfa_ms=1300)
         assert await shown(listener, "status") == "Speaking"
-        await arrive(type="speech.stopped", id="x", reason="end", heard_ms=400, sent_ms=400)
-        await arrive(type="speech.queued", id="y", wait_ms=100)
-        await arrive(type="error", id="y", code="busy", message="all voices are busy", retry_after_ms=2500)
-        await arrive(type="speech.stopped", id="y", reason="failed", heard_ms=0, sent_ms=0)
+        await arrive(listener, type="speech.stopped", id="x", reason="end", heard_ms=400, sent_ms=400)
+        await arrive(listener, type="speech.queued", id="y", wait_ms=100)
+        await arrive(listener, type="error", id="y", code="busy", message="all voices are busy", retry_after_ms=2500)
+        await arrive(listener, type="speech.stopped", id="y", reason="failed", heard_ms=0, sent_ms=0)
         assert await shown(listener, "status") == "Connected, ready to speak"
         assert re.match(r"All voices are busy\. Try again in about 3\ss\.", await shown(listener, "problem"))
         assert await listener.page.inner_text("#utterances li .state >> nth=0") == "not said"
@@ -119,8 +111,7 @@ async def test_a_busy_server_is_said_in_plain_words(browser: Browser, server: Se
 async def test_a_licence_that_restricts_is_shown(listener: Listener) -> None:
     await listener.connect()
     created = (await listener.gather()).of_type("session.created")[0] | {"licence": "Research and non-commercial use"}
-    arrive = "(data) => probe.channel.dispatchEvent(new MessageEvent('message', { data }))"
-    await listener.page.evaluate(arrive, json.dumps(created))
+    await arrive(listener, **created)
     assert "Non-commercial use only" in await shown(listener, "restricted")
 
 

@@ -9,14 +9,20 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from conftest import require_browser
+from states import SENT, arrive
 
+from agent import bench_policies
 from agent.bench_page import drawing, weighed
+from agent.bench_policies import compared
 from agent.browser import Listener, Served, serve, tab
+from agent.demo import POLICIES
 from agent.page import FOLDER
+from agent.protocol import Stats
+from engine.__main__ import main as command
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -26,6 +32,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 SENTENCE = "Please hold the line while I look that up for you."
 LONG = "The train to the coast leaves from platform nine in about twelve minutes, and it stops at every station."
 STAGES = {"text", "prefill", "decode", "depth", "codec"}
+SCHEMES: tuple[Literal["light"], Literal["dark"]] = "light", "dark"
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +43,32 @@ def show() -> Iterator[Served]:
         yield served
 
 
-async def inked(listener: Listener, top: int, height: int) -> int:
-    """How many pixels of the timeline's tiles, between these heights, have a colour of their own: grey is the grid."""
+INK = """(name) => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d");
+  canvas.fillStyle = getComputedStyle(document.getElementById("timeline")).getPropertyValue(`--${name}`);
+  canvas.fillRect(0, 0, 1, 1);
+  return [...canvas.getImageData(0, 0, 1, 1).data.subarray(0, 3)];
+}"""
+"""A colour of the timeline."""
+
+
+async def inked(listener: Listener, top: int, height: int, colour: str = "") -> int:
+    """How many pixels of the timeline's tiles, between these heights, have this colour, or one at all: grey is the
+    grid."""
     count: int = await listener.page.evaluate(
-        """([top, height]) => [...document.querySelectorAll(".strip canvas")].reduce((sum, canvas) => {
+        """([top, height, ink]) => [...document.querySelectorAll(".strip canvas")].reduce((sum, canvas) => {
           const copy = new OffscreenCanvas(canvas.width, height).getContext("2d", { willReadFrequently: true });
           copy.drawImage(canvas, 0, -top);
           const { data } = copy.getImageData(0, 0, canvas.width, height);
           for (let at = 0; at < data.length; at += 4) {
             const colour = data.subarray(at, at + 3);
-            sum += data[at + 3] > 150 && Math.max(...colour) - Math.min(...colour) > 40;
+            const near = (each, index) => Math.abs(each - colour[index]) < 8;
+            const fits = ink ? ink.every(near) : Math.max(...colour) - Math.min(...colour) > 40;
+            sum += data[at + 3] > 150 && fits;
           }
           return sum;
         }, 0)""",
-        [top, height],
+        [top, height, await listener.page.evaluate(INK, colour) if colour else None],
     )
     return count
 
@@ -72,13 +91,14 @@ async def test_a_call_shows_what_was_made_and_what_the_engine_did(listener: List
         "the example is gone"
     )
     await listener.speak(SENTENCE)
-    await listener.until_speaking()
+    await listener.page.wait_for_selector("[data-reading=depth] >> text=×1")
     await listener.until_silent()
     heard = await listener.gather()
     views = heard.of_type("view")
     chunks = [chunk for view in views for chunk in view.get("chunks", [])]
     steps = [step for view in views for step in view.get("steps", [])]
     assert {chunk[0] for chunk in chunks} == {"u1"}
+    assert chunks[0][2] == 1, "the first piece is the smallest"
     assert {step[0] for step in steps} == STAGES
     (stopped,) = heard.of_type("speech.stopped")
     assert 80 * sum(chunk[2] for chunk in chunks) == pytest.approx(stopped["heard_ms"], abs=80)
@@ -89,16 +109,28 @@ async def test_a_call_shows_what_was_made_and_what_the_engine_did(listener: List
 
 
 async def test_each_reply_adds_a_waterfall_with_the_network_around_it(listener: Listener) -> None:
-    await listener.connect()
-    await listener.speak(SENTENCE)
-    await listener.page.wait_for_selector("#waterfall > li")
-    (told,) = (await listener.gather()).of_type("speech.waterfall")
-    row = listener.page.locator("#waterfall > li")
-    parts = set(await row.locator(".track span").evaluate_all("(all) => all.map(({ dataset }) => dataset.part)"))
-    assert {"prefill", "depth", "codec"} <= parts
-    total = int((await row.locator("strong").inner_text()).split()[0])
-    own = sum(value for name, value in told.items() if name.endswith("_ms"))
-    assert own - 1 <= total < own + 1500, "network and jitter buffer come on top"
+    """What is spoken at once, and what answers: the listener's own parts come as soon as the browser has measured."""
+    page = listener.page
+    await page.click("#speak")  # connects, so that nothing is measured yet
+    await page.wait_for_selector("#waterfall > li")
+    await listener.stop()
+    await listener.until_silent()
+    await page.fill("#text", "Good morning.")
+    await page.click("#say")
+    await page.wait_for_selector("#waterfall > li >> nth=1")
+    both = page.locator("#waterfall > li:has([data-part=network]):has([data-part=jitter])")
+    await both.nth(1).wait_for()
+    told = (await listener.gather()).of_type("speech.waterfall")
+    assert [each["id"] for each in told] == ["u1", "reply1.1"]
+    for row, own in zip(await both.all(), reversed(told), strict=True):
+        words = {
+            word.rsplit(" ", 2)[0]: word.rsplit(" ", 2)[1:] for word in await row.locator("ul li").all_inner_texts()
+        }
+        assert {"network", "text", "prefill", "depth", "codec", "playout", "jitter buffer"} <= words.keys()
+        assert words["codec"][1] == "ms" and float(words["codec"][0]) == pytest.approx(own["codec_ms"], abs=0.5)
+        total = int((await row.locator("strong").inner_text()).split()[0])
+        added = sum(float(words[part][0]) for part in ("network", "jitter buffer"))
+        assert total == pytest.approx(sum(ms for name, ms in own.items() if name.endswith("_ms")) + added, abs=2)
 
 
 async def test_an_interruption_is_a_cut_with_its_milliseconds(listener: Listener) -> None:
@@ -112,6 +144,7 @@ async def test_an_interruption_is_a_cut_with_its_milliseconds(listener: Listener
     await listener.until_silent()
     heard = await listener.gather()
     assert heard.of_type("speech.stopped")[0]["reason"] == "cancelled"
+    await listener.page.wait_for_selector("#status[data-state=ready]")
     for silenced in heard.of_type("speech.silenced"):  # none where the engine was late, and nothing played just then
         took = round(silenced["flush_ms"] + silenced["wire_ms"])
         assert await listener.page.inner_text("#stopped") == f"{took} ms"
@@ -121,20 +154,110 @@ async def test_an_interruption_is_a_cut_with_its_milliseconds(listener: Listener
     assert struck and await text.locator(".unheard").get_attribute("data-struck") is not None
 
 
+DELAYS = """() => sent.filter(({ type }) => type === "stats").map((each, index, all) => {
+  const grown = (name) => each[name] - (all[index - 1]?.[name] ?? 0);
+  return (1000 * grown("jitter_buffer_delay")) / grown("jitter_buffer_emitted_count");
+}).filter(Number.isFinite)"""
+"""Of the jitter buffer in each second, in ms, from the totals that were sent."""
+
+
 async def test_the_listeners_own_statistics_are_plotted_and_sent(listener: Listener) -> None:
-    sent = """() => {
-      const send = RTCDataChannel.prototype.send;
-      globalThis.sent = [];
-      RTCDataChannel.prototype.send = function (data) { sent.push(JSON.parse(data)); send.call(this, data); };
-    }"""
-    await listener.page.evaluate(sent)
+    await listener.page.evaluate(SENT)
     await listener.connect()
     await listener.page.wait_for_function("document.querySelector('#line-delay polyline').points.numberOfItems > 2")
-    stats = await listener.page.evaluate("sent.filter(({ type }) => type === 'stats')")
-    assert stats[-1]["total_samples_received"] > 0
+    await listener.page.wait_for_function("sent.some(({ round_trip_time: trip }) => trip > 0)")
+    last = (await listener.page.evaluate("sent.filter(({ round_trip_time: trip }) => trip > 0)"))[-1]
+    assert last.keys() - {"type"} == set(Stats.__struct_fields__), "everything that the server takes"
+    assert last["total_samples_received"] > 0 and last["jitter_buffer_emitted_count"] > 0
+    points = await listener.page.locator(".lines polyline").evaluate_all(
+        "(all) => all.map(({ points }) => [...points].map(({ x, y }) => [x, y]))"
+    )
+    assert len(points) == 4
+    for line in points:
+        assert len(line) > 2 and line[-1][0] == 120, "the newest stands at the right end"
+        assert all(0 <= y <= 32 for _, y in line)
+    delays = await listener.page.evaluate(DELAYS)
+    assert float((await listener.page.inner_text("#delay")).split()[0]) in [pytest.approx(ms, abs=0.6) for ms in delays]
     assert {"type": "watch", "on": True} in await listener.page.evaluate("sent")
     assert "ms" in await listener.page.inner_text("#trip")
     assert "Round trip: now" in str(await listener.page.get_attribute("#line-trip .plot", "aria-label"))
+
+
+WATCHED = """() => {
+  const write = CanvasRenderingContext2D.prototype.fillText;
+  globalThis.written = [];
+  CanvasRenderingContext2D.prototype.fillText = function (words, ...rest) {
+    written.push(words);
+    write.call(this, words, ...rest);
+  };
+  const send = RTCDataChannel.prototype.send;
+  RTCDataChannel.prototype.send = function (data) { if (!data.includes('"watch"')) send.call(this, data); };
+}"""
+"""Notes what is written on the timeline, and keeps the server from showing anything: a test does that."""
+PLACES = """() => {
+  globalThis.tile ??= document.querySelector(".strip").lastChild;
+  const all = [tile, ...document.querySelectorAll(".pin, .spare")];
+  const [left, pin, spare] = all.map((each) => each.getBoundingClientRect());
+  return { tile: left.x, pin: pin.x, spare: spare.x, width: spare.width };
+}"""
+
+
+async def test_the_picture_shows_what_the_server_tells(listener: Listener) -> None:
+    """On literal views: 20 s and what is to come, where deadline and slack stand, batches, others, a stutter, a cut."""
+    page = listener.page
+    await page.evaluate(WATCHED)
+    await listener.connect()
+
+    async def show(at: float, buffered: float, slack: float, **more: Any) -> dict[str, float]:
+        chunks = [["u1", at, 4, slack]]
+        await arrive(listener, type="view", at=at, heard_ms=0, buffered_ms=buffered, chunks=chunks, **more)
+        await page.wait_for_selector(".strip canvas")
+        found: dict[str, float] = await page.evaluate(PLACES)
+        return found
+
+    first = await show(50_000, 1000, 300)
+    left, across, now, tile = await page.evaluate(
+        """() => {
+          const { left, width } = document.querySelector("#timeline .glass").getBoundingClientRect();
+          const now = document.querySelector("#timeline .now").getBoundingClientRect().left;
+          return [left, width, now, document.querySelector(".strip canvas").clientWidth];
+        }"""
+    )
+    scale = tile / 5000
+    assert (now - left) / scale == pytest.approx(20_000, rel=0.01)
+    assert across / scale == pytest.approx(24_500, rel=0.01)
+    assert first["width"] == pytest.approx(300 * scale, abs=1)
+    assert first["spare"] + first["width"] == pytest.approx(first["pin"], abs=2)
+
+    steps = [["depth", 50_100, 20, 4, 1], ["codec", 50_130, 20, 16, 0]]
+    second = await show(50_200, 2000, -40, steps=steps, peers=[[7, 1500, 1], [9, 800, 2]])
+    moved = (second["pin"] - second["tile"]) - (first["pin"] - first["tile"])
+    assert moved == pytest.approx(1200 * scale, abs=2), "the deadline is 1.2 s later, whatever has glided meanwhile"
+    assert await page.get_attribute(".spare", "data-late") is not None
+    assert await page.inner_text("[data-reading=ready]") == "2000 ms ahead, the next piece 40 ms late"
+    for stage, words in (("depth", "×4"), ("codec", "×16"), ("text", "")):
+        assert await page.inner_text(f"[data-reading={stage}]") == words
+    assert await page.inner_text("[data-reading=calls]") == "2"
+    where = await lanes(listener)
+    assert await inked(listener, **where["peers"]) > 20
+    assert not await inked(listener, **where["played"], colour="stutter")
+    await arrive(listener, type="speech.started", id="u1", ttfa_ms=1)
+    await arrive(listener, type="speech.underrun", id="u1", heard_ms=400, missed_ms=120, underruns=1)
+    for lane in ("played", "ahead"):
+        assert await inked(listener, **where[lane], colour="stutter") > 50, lane
+    assert not await inked(listener, **where["arrows"], colour="cut")
+    await arrive(listener, type="speech.silenced", flush_ms=6, wire_ms=40)
+    assert await inked(listener, **where["arrows"], colour="cut") > 10, "it begins above what it cuts"
+    assert "silent in 46 ms" in await page.evaluate("written")
+    assert await page.inner_text("#stopped") == "46 ms"
+    await page.wait_for_function("document.getElementById('summary').textContent.includes('1 stutters, 2 other calls')")
+
+
+async def test_a_stutter_is_red(listener: Listener) -> None:
+    for scheme in SCHEMES:
+        await listener.page.emulate_media(color_scheme=scheme)
+        red, green, blue = await listener.page.evaluate(INK, "stutter")
+        assert red > 200 and red > 2 * max(green, blue) - 20, scheme
 
 
 async def test_the_picture_can_be_held(listener: Listener) -> None:
@@ -337,6 +460,9 @@ async def test_the_run_can_be_taken_home(browser: Browser, show: Served, tmp_pat
         await (await waiting.value).save_as(file)
     rows = [json.loads(row) for row in file.read_text().splitlines()]
     assert rows and all(row["frames"] > 0 and row["at"] >= 0 for row in rows)
+    again = tmp_path / "again.json"
+    assert command(["simulate", "--trace", str(file), "--policy", "predictor", "--json", str(again)]) == 0
+    assert json.loads(again.read_text())["requests"] == len(rows), "each of them is said again"
 
 
 # ---- what it costs ------------------------------------------------------------------------------------------------
@@ -357,6 +483,86 @@ async def test_what_the_picture_costs_can_be_measured(browser: Browser, show: Se
     assert found.moves_a_second > 0
     assert found.renderer.drawn > 0
     assert found.chromium.drawn >= found.renderer.drawn
+
+
+async def test_what_is_heard_of_each_policy_can_be_measured(
+    browser: Browser, show: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("REPLIES", 1), ("SETTLE_SECONDS", 0.1), ("SENTENCES", ("Hello there.",))):
+        monkeypatch.setattr(bench_policies, name, value)
+    found = await compared(browser, show.url, load=1, order=reversed(POLICIES))
+    assert [each.policy for each in found.policies] == [*POLICIES]
+    assert all((each.replies, each.refused) == (1, 0) and each.first_audio_ms > 0 for each in found.policies)
+
+
+# ---- what is painted, on literal views -----------------------------------------------------------------------------
+
+PAINTED = """async (actions) => {
+  const [{ History }, { Painter }] = await Promise.all([import("./history.js"), import("./painter.js")]);
+  const history = new History();
+  for (const [name, ...given] of actions) history[name](...given);
+  const painted = [];
+  const ink = { globalAlpha: 1 };
+  const note = (what) => {
+    ink[what] = (...given) => painted.push({ what, given, colour: ink.fillStyle, alpha: ink.globalAlpha });
+  };
+  ["fillRect", "roundRect", "fillText"].forEach(note);
+  const canvas = new Proxy(ink, { get: (_, name) => ink[name] ?? (() => {}) });
+  const names = new Proxy({}, { get: (_, name) => name });
+  new Painter(0.1, names, (ms) => `${ms} ms`, 4_000).paint(canvas, 0, history, 0, 60_000);
+  return painted;
+}"""
+"""Boxes and words, each with the name of its colour: at 10 pixels a second."""
+
+
+async def painted(listener: Listener, *actions: list[Any]) -> dict[str, list[dict[str, Any]]]:
+    """By colour, what is painted of a History after these calls."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for each in await listener.page.evaluate(PAINTED, list(actions)):
+        found.setdefault(each["colour"], []).append(each)
+    return found
+
+
+def boxes(painted: list[dict[str, Any]]) -> list[tuple[float, ...]]:
+    """Left, top, width, height."""
+    return [tuple(each["given"][:4]) for each in painted if each["what"] != "fillText"]
+
+
+async def test_pieces_grow_before_ones_eyes(listener: Listener) -> None:
+    where = await lanes(listener)
+    sizes = (1, 2, 4, 8, 16)
+    chunks = [["u1", 1000 * (1 + index), frames, 50] for index, frames in enumerate(sizes)]
+    found = await painted(listener, view(900, 0), view(5_100, 80 * sum(sizes), chunks=chunks))
+    bars = boxes(found["made"])
+    heights = [height for _, _, _, height in bars]
+    assert heights == [pytest.approx(share * where["made"]["height"] / 5) for share in (1, 2, 3, 4, 5)]
+    assert {round(top + height) for _, top, _, height in bars} == {where["made"]["top"] + where["made"]["height"]}
+    widths = [width for _, _, width, _ in boxes(found["ready"])]
+    assert [width + 1 for width in widths] == [pytest.approx(8 * frames) for frames in sizes], "as long as they play"
+    assert [each["given"][0] for each in found["on-ready"]] == ["2", "4", "8", "16"], "where there is room"
+
+
+async def test_a_stutter_and_a_cut_are_painted_where_they_were(listener: Listener) -> None:
+    where = await lanes(listener)
+    found = await painted(listener, view(1000, 0), ["stutter", 1000, 60], ["cut", 2000, 46], view(3000, 0))
+    assert [box[0:3:2] for box in boxes(found["stutter"])] == [(pytest.approx(94), pytest.approx(6))] * 2
+    assert [box[1] for box in boxes(found["stutter"])] == [where["played"]["top"] - 4, where["ahead"]["top"]]
+    ((left, top, _, height),) = boxes(found["cut"])
+    assert left == pytest.approx(198.5)
+    assert top < where["played"]["top"] and top + height > where["played"]["top"] + where["played"]["height"]
+    assert [each["given"][0] for each in found["cut"] if each["what"] == "fillText"] == ["46 ms"]
+
+
+async def test_batches_are_taller_and_what_is_others_is_faint(listener: Listener) -> None:
+    steps = [["depth", 1000, 30, 1, 1], ["depth", 1100, 30, 4, 1], ["depth", 1200, 30, 16, 0]]
+    peers = [[3, 1500, 1], [7, 300, 2]]
+    found = await painted(listener, view(900, 0), view(1300, 0, steps=steps, peers=peers))
+    heights = [height for _, _, _, height in boxes(found["depth"])]
+    assert heights == sorted(heights) and len(set(heights)) == 3
+    assert [each["alpha"] for each in found["depth"]] == [1, 1, 0.4]
+    (peer,), (synthetic,) = found["peer"], found["synthetic"]
+    assert synthetic["alpha"] < peer["alpha"] < 0.8, "fainter where less is ready"
+    assert peer["given"][1] < synthetic["given"][1], "each has its lane"
 
 
 # ---- the model behind the pictures, on literal views ----------------------------------------------------------------

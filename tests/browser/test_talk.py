@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import require_browser
 from sounds import Wave, clip, cough, int16, noise
+from states import LONG, interrupt
 
 from agent.browser import Listener, Served, chromium, tab
 
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
-LONG = "The train to the coast leaves from platform nine in about twelve minutes, and it stops at every station."
 BEFORE = 4.0
 """Seconds of quiet before somebody speaks: connecting and the agent's first words take one or two."""
+
+YOURS = "Number(getComputedStyle(document.getElementById('level-you')).getPropertyValue('--level'))"
+"""What the user's meter shows, 0 to 1."""
 
 
 def write(file: Path, sound: Wave) -> Path:
@@ -51,6 +54,8 @@ async def talking(server: Served, file: Path, sound: Wave) -> AsyncIterator[List
 
 async def test_a_spoken_turn_is_answered(server: Served, tmp_path: Path) -> None:
     async with talking(server, tmp_path / "user.wav", clip("user")) as listener:
+        assert await listener.page.evaluate(f"{YOURS} < 0.3")
+        await listener.page.wait_for_function(f"{YOURS} > 0.5", timeout=20_000)
         await listener.page.wait_for_selector("#status[data-phase=speaking]", timeout=20_000)
         await listener.until_silent()
         heard = await listener.gather()
@@ -65,12 +70,10 @@ async def test_a_spoken_turn_is_answered(server: Served, tmp_path: Path) -> None
 
 async def test_who_speaks_over_the_agent_interrupts_it_while_still_speaking(server: Served, tmp_path: Path) -> None:
     async with talking(server, tmp_path / "user.wav", clip("user")) as listener:
-        await listener.speak(LONG)
-        await listener.until_speaking()
-        await listener.page.wait_for_function("probe.said('turn.ended')", timeout=20_000)
+        await interrupt(listener)
         heard = await listener.gather()
-    (stopped,) = heard.of_type("speech.stopped")
-    assert stopped["reason"] == "cancelled"
+    stopped = heard.of_type("speech.stopped")[0]
+    assert (stopped["id"], stopped["reason"]) == ("u1", "cancelled")
     (paused,), (ended,) = heard.of_type("speech.paused"), heard.of_type("turn.ended")
     assert paused["at"] < stopped["at"] < ended["at"] - 500, "the user goes on for some seconds"
     assert LONG.startswith(stopped["heard"])
