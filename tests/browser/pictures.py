@@ -22,7 +22,8 @@ from agent.browser import Listener, chromium, serve, tab
 if TYPE_CHECKING:
     from playwright.async_api import Browser
 
-WIDE, NARROW = {"width": 1440, "height": 984}, {"width": 360, "height": 740}
+WIDE, NARROW = {"width": 1440, "height": 984}, {"width": 360, "height": 2600}
+"""So high that the timeline is in view: it stands still elsewhere."""
 
 
 async def taken(listener: Listener, file: Path) -> None:
@@ -70,13 +71,19 @@ async def notes(browser: Browser, url: str, folder: Path) -> None:
 
 
 async def all_pictures(folder: Path) -> None:
-    with serve("--device", "cpu", "--demo") as served, tempfile.TemporaryDirectory() as there:
+    with tempfile.TemporaryDirectory() as there:
         sound = Path(there) / "user.wav"
-        await readme(served.url, folder / "README.png", sound)
-        await states(served.url, folder, sound)
-        async with chromium() as browser:
-            await languages(browser, served.url, folder)
-            await notes(browser, served.url, folder)
+        with serve("--device", "cpu") as served:
+            await readme(served.url, folder / "README.png", sound)
+        with serve("--device", "cpu", "--demo") as served:
+            await shown(served.url, folder, sound)
+
+
+async def shown(url: str, folder: Path, sound: Path) -> None:
+    await states(url, folder, sound)
+    async with chromium() as browser:
+        await languages(browser, url, folder)
+        await notes(browser, url, folder)
 
 
 if __name__ == "__main__":
