@@ -20,7 +20,7 @@ COMMANDS = {
     "probe": "how any WebRTC voice agent treats who speaks over it",
     "bench browser": "what is heard in a real Chromium",
     "bench bargein": "how fast the agent falls silent when somebody speaks over it",
-    "bench page": "what the demo page costs in a browser and on the server",
+    "bench page": "what the demo page costs, and what its caller hears of each policy",
     "bench transport": "how evenly packets leave, and how soon a microphone is heard",
 }
 """What is not the engine's."""

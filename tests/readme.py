@@ -124,9 +124,24 @@ def page() -> str:
         f"process and {calm['chromium']['drawn']:.0f} % for all of Chromium, {busy['renderer']['drawn']:.0f} and "
         f"{busy['chromium']['drawn']:.0f} % beside {busy['synthetic_listeners']} synthetic listeners. Ten callers who "
         f"all watch take the server {events['cpu_added_percent']:.2f} % of a core more than ten who do not, which is "
-        f"{events['cpu_added_share_percent']:.1f} % of what those take, and their packets come "
+        f"{events['cpu_added_share_percent']:.1f} % of what those take (its event loop alone "
+        f"{events['loop_added_percent']:.2f} % of a core), and their packets come "
         f"{events['p99_off_ms']:.1f} and {events['p99_on_ms']:.1f} ms apart (p99). The page is "
         f"{weight['bytes'] / 1000:.0f} kB in {weight['files']} files, all of this server"
+    )
+
+
+def heard_policies() -> str:
+    """What the page's caller hears of each."""
+    heard = result("page")["heard"]
+    told = {one["policy"]: one for one in heard["policies"]}
+    newest, predictor = told["newest-first"], told["predictor"]
+    return (
+        f"beside {heard['synthetic_listeners']} synthetic listeners a caller hears {newest['replies_with_stutters']} "
+        f"of {newest['replies']} replies stutter with newest-first, by {newest['missed_ms']:.0f} ms in all and up to "
+        f"{newest['longest_ms']:.0f} ms in one, and {predictor['replies_with_stutters']} of {predictor['replies']} "
+        f"with the Predictor, by {predictor['missed_ms']:.0f} ms; the first audio comes after "
+        f"{newest['first_audio_ms']:.0f} and {predictor['first_audio_ms']:.0f} ms (p50)"
     )
 
 

@@ -18,6 +18,7 @@ from readme import (
     gaps,
     h200_gaps,
     heard,
+    heard_policies,
     links,
     microphone,
     page,
@@ -62,6 +63,7 @@ def test_every_figure_comes_from_a_benchmark() -> None:
         heard(),
         cycles(),
         page(),
+        heard_policies(),
         self_check(),
     ):
         assert words in " ".join(README.split()), f"the README lacks these words of the results: {words}"

@@ -82,7 +82,7 @@ export class History {
   /** It fell silent then, which took so long. */
   cut(at, ms) {
     this.cuts.push({ at, ms });
-    return [at - ms, at + 2_500]; // with its label
+    return [at - ms, at + 4_500]; // with its label
   }
 
   /** The call is over. */

@@ -497,7 +497,7 @@ async def test_what_is_heard_of_each_policy_can_be_measured(
 
 # ---- what is painted, on literal views -----------------------------------------------------------------------------
 
-PAINTED = """async (actions) => {
+PAINTED = """async ([from, actions]) => {
   const [{ History }, { Painter }] = await Promise.all([import("./history.js"), import("./painter.js")]);
   const history = new History();
   for (const [name, ...given] of actions) history[name](...given);
@@ -509,16 +509,16 @@ PAINTED = """async (actions) => {
   ["fillRect", "roundRect", "fillText"].forEach(note);
   const canvas = new Proxy(ink, { get: (_, name) => ink[name] ?? (() => {}) });
   const names = new Proxy({}, { get: (_, name) => name });
-  new Painter(0.1, names, (ms) => `${ms} ms`, 4_000).paint(canvas, 0, history, 0, 60_000);
+  new Painter(0.1, names, (ms) => `${ms} ms`, 4_000).paint(canvas, 0, history, from, 60_000);
   return painted;
 }"""
 """Boxes and words, each with the name of its colour: at 10 pixels a second."""
 
 
-async def painted(listener: Listener, *actions: list[Any]) -> dict[str, list[dict[str, Any]]]:
-    """By colour, what is painted of a History after these calls."""
+async def painted(listener: Listener, *actions: list[Any], begin: float = 0) -> dict[str, list[dict[str, Any]]]:
+    """By colour, what is painted of a History after these calls, from an instant on."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for each in await listener.page.evaluate(PAINTED, list(actions)):
+    for each in await listener.page.evaluate(PAINTED, [begin, list(actions)]):
         found.setdefault(each["colour"], []).append(each)
     return found
 
@@ -551,6 +551,8 @@ async def test_a_stutter_and_a_cut_are_painted_where_they_were(listener: Listene
     assert left == pytest.approx(198.5)
     assert top < where["played"]["top"] and top + height > where["played"]["top"] + where["played"]["height"]
     assert [each["given"][0] for each in found["cut"] if each["what"] == "fillText"] == ["46 ms"]
+    beside = await painted(listener, ["cut", 2000, 46], view(15_000, 0), begin=16_000)
+    assert len(beside["cut"]) == 2, "its words reach 140 pixels beyond it, whatever is painted anew there"
 
 
 async def test_batches_are_taller_and_what_is_others_is_faint(listener: Listener) -> None:
