@@ -169,6 +169,8 @@ def test_from_sentences_to_a_voice_that_speaks(config: Path, capsys: pytest.Capt
     run(evaluate, config, "--voice", folder, "--output", config.parent / "result.json")
 
     assert {file.name for file in folder.iterdir()} >= {"config.json", "tokenizer.json", "model.safetensors"}
+    codec = load_file(folder / "audio_tokenizer" / "model.safetensors")
+    assert codec["decoder.quantizer.rvq_rest.input_proj.weight"].shape == (8, 16, 1)  # as the layout has it
     with Runtime.start(RuntimeConfig(voice=folder, device="cpu", max_wait=math.inf)) as runtime:
         outputs = list(runtime.stream(Request("Hello.", runtime.spec.sampling)))
     assert isinstance(outputs[-1], Finished)
@@ -181,6 +183,7 @@ def test_from_sentences_to_a_voice_that_speaks(config: Path, capsys: pytest.Capt
     result = json.loads((config.parent / "result.json").read_text())
     assert result["speech"]["summary"]["utterances"] == result["codec"]["summary"]["utterances"] == 2
     assert result["teacher"]["summary"]["length_ratio"] == 1.0
+    assert {file.name for file in config.parent.glob("result*.png")} == {"result.png", "result-spectra.png"}
 
 
 def test_what_is_started_again_goes_on(config: Path) -> None:

@@ -213,15 +213,18 @@ def through_codec(recipe: Recipe, voice: Path) -> Callable[[Clip, int], tuple[So
     return again
 
 
-def measured(kind: str, recipe: Recipe, voice: Path, listener: Listener, clips: Sequence[Clip]) -> list[Heard]:
-    """Every sentence, by every seed where that makes a difference."""
-    seeds, heard = recipe.evaluate["seeds"] if kind == "speech" else [0], []
+def measured(
+    kind: str, recipe: Recipe, voice: Path, listener: Listener, clips: Sequence[Clip]
+) -> tuple[list[Heard], Sound]:
+    """Every sentence, by every seed where that makes a difference; and how the first one sounds."""
+    seeds, heard, first = recipe.evaluate["seeds"] if kind == "speech" else [0], [], np.zeros(0, np.float32)
     with ExitStack() as opened:
         speaker = spoken_by(kind, recipe, voice, opened)
         for seed, clip in track([(seed, clip) for seed in seeds for clip in clips], description=kind):
             sound, rtf = speaker(clip, seed)
+            first = first if heard else sound
             heard.append(listener.hear(clip.text, sound, recipe.sample_rate, len(clip.pcm) / recipe.sample_rate, rtf))
-    return heard
+    return heard, first
 
 
 def plot(result: Mapping[str, Mapping[str, Any]], file: Path) -> None:
@@ -243,6 +246,21 @@ def plot(result: Mapping[str, Mapping[str, Any]], file: Path) -> None:
     figure.savefig(file, dpi=120)
 
 
+def draw(sounds: Mapping[str, Sound], rate: int, text: str, file: Path) -> None:
+    """Spectrograms of one sentence below each other, by who spoke. Does nothing where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    figure = Figure(figsize=(11, 2.3 * len(sounds)), layout="constrained")
+    longest = max(map(len, sounds.values())) / rate
+    for panel, (kind, sound) in zip(figure.subplots(len(sounds), 1, squeeze=False)[:, 0], sounds.items(), strict=True):
+        panel.specgram(sound, NFFT=1024, Fs=rate, noverlap=896, cmap="magma", vmin=-120, vmax=-40)
+        panel.set(xlim=(0, longest), ylim=(0, 8000), ylabel="Hz", facecolor="black")
+        panel.set_title(f"{kind}: {text}", fontsize=9, loc="left")
+    figure.savefig(file, dpi=90)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config", type=Path)
@@ -255,15 +273,16 @@ def main() -> None:
     recipe = Recipe.read(given.config)
     listener = Listener(recipe.evaluate["scorers"], recipe.evaluate["whisper"])
     clips = held_out(recipe, recipe.evaluate["sentences"])
-    result: dict[str, dict[str, Any]] = {}
+    result, firsts = dict[str, dict[str, Any]](), dict[str, Sound]()
     for kind in given.of:
-        heard = measured(kind, recipe, given.voice, listener, clips)
+        heard, firsts[kind] = measured(kind, recipe, given.voice, listener, clips)
         result[kind] = {"summary": summary(heard), "utterances": [asdict(h) for h in heard]}
         print(kind, json.dumps(result[kind]["summary"], indent=1))
     given.output.parent.mkdir(parents=True, exist_ok=True)
     told = {"voice": str(given.voice), "date": time.strftime("%Y-%m-%d"), "config": dict(recipe.evaluate)}
     given.output.write_text(json.dumps(told | result, indent=1), encoding="utf-8")
     plot(result, given.output.with_suffix(".png"))
+    draw(firsts, recipe.sample_rate, clips[0].text, given.output.with_name(f"{given.output.stem}-spectra.png"))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from recipe import Recipe
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from train_codec import decoder_file, load_decoder
+from train_codec import decoder_file, encoder_file, load_decoder
 
 from engine.weights import FusedLinear, stored
 
@@ -67,10 +67,16 @@ def written(recipe: Recipe, folder: Path) -> Path:
     speech, codec = speech_file(recipe), dict[str, Tensor]()
     if decoder_file(recipe).exists():
         decoder = load_decoder(recipe, torch.device("cpu"))
-        codec = {f"decoder.{name}": t for name, t in official(decoder).items()}
+        codec = {f"decoder.{name}": t for name, t in (official(decoder) | projections(recipe)).items()}
     _write(codec, recipe.shape / "audio_tokenizer", folder / "audio_tokenizer" / "model.safetensors")
     _write(load_file(speech) if speech.exists() else {}, recipe.shape, folder / "model.safetensors")
     return folder
+
+
+def projections(recipe: Recipe) -> dict[str, Tensor]:
+    """What the layout keeps among the decoder's tensors, though only encoding reads it: the encoder's last step."""
+    encoder = load_file(encoder_file(recipe))
+    return {f"quantizer.rvq_{part}.input_proj.weight": encoder[f"project_{part}.weight"] for part in ("first", "rest")}
 
 
 def _write(tensors: Mapping[str, Tensor], instead: Path, file: Path) -> None:

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from engine.device import choose
+
 Sound = NDArray[np.float32]
 RATE = 16_000
 """What all of them hear. 24 kHz becomes this."""
@@ -68,16 +70,20 @@ def moonshine(_: str) -> Callable[[Sound], str]:
 
 
 def distillmos(_: str) -> Callable[[Sound], float]:
-    """distillMOS, 1 to 5. It imports torchaudio for its command alone: where that is absent, a name is enough."""
+    """distillMOS, 1 to 5, on a GPU if there is one: on a CPU core it takes two thirds of a clip's length.
+
+    It imports torchaudio for its command alone: where that is absent, a name is enough.
+    """
     if find_spec("torchaudio") is None:
         sys.modules.setdefault("torchaudio", ModuleType("torchaudio"))
     from distillmos import ConvTransformerSQAModel  # type: ignore[import-not-found]
 
-    model = ConvTransformerSQAModel().eval()
+    device = choose("auto")
+    model = ConvTransformerSQAModel().eval().to(device)
 
     def rated(sound: Sound) -> float:
         with torch.inference_mode():
-            return float(model(torch.from_numpy(resampled(sound))[None]))
+            return float(model(torch.from_numpy(resampled(sound))[None].to(device)))
 
     return rated
 
