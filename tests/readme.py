@@ -239,7 +239,7 @@ def heard() -> str:
     data = result("heard")
     seen = data["heard"]["complete"]
     return (
-        f"in {data['understood']} sentences it was wrong by {seen['mean_error_words']:.1f} words in the mean, and said "
+        f"In {data['sentences']} sentences it was off by {seen['mean_error_words']:.1f} words in the mean, and said "
         f"too much in {seen['claims_too_much']:.1%} of the cases"
     )
 
