@@ -26,8 +26,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from agent.bench_report import said
 from agent.heard import PCM, Loudness, Silences, heard_text, words
-from engine.core import Chunk, Request
+from engine.core import Request
 from engine.machine import check_writable, describe, write_json
 from engine.messages import RuntimeConfig
 from engine.runtime import EngineError, Runtime
@@ -144,15 +145,6 @@ class Figures:
 # ---- the utterances and their reference -----------------------------------------------------------------------------
 
 
-def speak(runtime: Runtime, text: str, seed: int) -> PCM:
-    """The whole utterance. Raises EngineError where it comes to no end."""
-    request = Request(text, replace(runtime.spec.sampling, seed=seed))
-    chunks = [output.pcm for output in runtime.stream(request) if isinstance(output, Chunk)]
-    if not chunks:
-        raise EngineError(f"the voice said nothing: {text}")
-    return np.concatenate(chunks)
-
-
 def aligner(folder: Path) -> Align:
     """Whisper's own alignment of a text that is given, in English, by its attention to the audio. The folder is of
     faster-whisper's. Raises ImportError, and ValueError and RuntimeError for the folder."""
@@ -214,7 +206,7 @@ def utterances(runtime: Runtime, align: Align, console: Console) -> Iterator[Spo
     """All sentences, spoken. Raises ValueError where not each word has its time."""
     rate = runtime.spec.sample_rate
     for number, text in enumerate(track(SENTENCES, "speaking and listening", console=console)):
-        pcm = speak(runtime, text, number)
+        pcm = said(runtime, Request(text, replace(runtime.spec.sampling, seed=number)))
         aligned = align(pcm, rate, text)
         if [plain(word) for word, _, _ in aligned] != [plain(word) for word in text.split()]:
             raise ValueError(f"the words of {text!r} were aligned as {aligned}")
