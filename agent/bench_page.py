@@ -30,15 +30,15 @@ import numpy as np
 from aiohttp import web
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from agent.bench_browser import BUSY, SENTENCES, Advance, Line, Spread, beside
+from agent.bench_arrivals import BenchError
+from agent.bench_browser import BUSY, beside
 from agent.bench_policies import Compared, compared, slide
+from agent.bench_report import SENTENCES, Advance, Line, Spread, table
 from agent.bench_transport import (
     BATCH,
     PATIENCE,
     SETTLE_SECONDS,
-    BenchError,
     Listener,
     Recording,
     Speech,
@@ -572,14 +572,6 @@ def measure(args: argparse.Namespace, progress: Progress) -> tuple[Figures, str]
     return Figures(weight, found, heard, told), browser_version
 
 
-def table(figures: Figures) -> Table:
-    """The figures as a person reads them, each with the project's target where there is one."""
-    out = Table("the page", "", "target", "")
-    for words, value, target, met in rows(figures):
-        out.add_row(words, value, target, "" if met is None else "[green]met" if met else "[red]missed")
-    return out
-
-
 def rows(figures: Figures) -> Iterator[Line]:
     """(what, value, target, whether it was met) of every line."""
     for one in figures.drawn:
@@ -662,7 +654,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_writable(args.json)
         with Progress(console=console) as progress:
             figures, browser_version = measure(args, progress)
-        console.print(table(figures))
+        console.print(table("the page", rows(figures)))
         if args.json:
             versions = {"chromium": browser_version, **{name: version(name) for name in ("aiortc", "av")}}
             head = {**describe(args.device, ["bench", "page", *argv]), **versions}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from agent.bench_browser import SENTENCES, Advance
+from agent.bench_report import SENTENCES, Advance
 from agent.browser import BrowserError, Heard, tab
 from agent.browser import Listener as Tab
 from agent.demo import POLICIES

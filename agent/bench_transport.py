@@ -1,7 +1,8 @@
 """The command `bench transport`: how evenly packets leave for many listeners, and how soon a microphone is heard.
 
 No model is loaded by what is measured: speech is there at once. The server, with its real sessions, tracks and peers,
-runs in a process of its own, and those who listen or speak in another; it knows nothing of what is said.
+runs in a process of its own, and those who listen or speak in another; it knows nothing of what is said. What becomes
+a figure, bench_arrivals.py says.
 """
 
 from __future__ import annotations
@@ -30,21 +31,30 @@ from aiortc import RTCBundlePolicy, RTCConfiguration, RTCRtpSender, RTCSessionDe
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from agent.answering import Answering
-from agent.bench_browser import PACKET_SAMPLES, SENTENCES, Spread
+from agent.bench_arrivals import (
+    BACK_MS,
+    TARGET_BACK_MS,
+    WARM_SECONDS,
+    BenchError,
+    Listened,
+    Spoken,
+    of_microphone,
+    of_packets,
+)
+from agent.bench_browser import PACKET_SAMPLES
+from agent.bench_report import SENTENCES, Advance, Line, said, table, words
 from agent.brain import BoundedBrain, ReplyLimits
-from agent.browser import BrowserError
 from agent.calls import CallLimits
 from agent.client import Client
 from agent.closing import Connection
 from agent.conversation import Conversation
-from agent.dial import ClientError, Line
+from agent.dial import ClientError
+from agent.dial import Line as Dial
 from agent.dialogue import UserTurn
 from agent.ears import Ears
 from agent.guard import Access
-from agent.pace import PACKET_SECONDS
 from agent.protocol import CHANNEL, Ping, ServerMessage, SessionCreated, Speak, SpeechStopped, SpeechUnderrun, Stats
 from agent.receive import FRAME_SAMPLES, Heard
 from agent.server import attach
@@ -68,62 +78,9 @@ PATIENCE = 60.0
 BATCH = 5
 """Calls that are made at once."""
 PING_SECONDS = 1.0
-WARM_SECONDS = 1.0
-"""Of the microphone, that are left out: the VAD is loaded when it hears the first sound."""
 LOST = {0: (), 1: (50,), 5: (10, 40, 41, 42, 75)}
 """By percent, which of every hundred packets of the microphone are not sent: a burst is among them."""
-BACK_MS = 60.0
-"""A microphone is in time where the VAD has judged a packet within that from its arrival. Silero's own frames, of 32
-ms, are in it: the rest of one is waited for up to 40 ms, two packets."""
-BEFORE_LOSS = 2
-"""Packets that may wait in a VAD frame for the lost one behind them; that is no lateness of an earlier loss."""
-TARGET_P99_MS, TARGET_MICROPHONE_MS, TARGET_BACK_MS = 30.0, 40.0, 1000.0
-
-
-@dataclass(frozen=True, slots=True)
-class Listened:
-    """Calls that listen to speech without a break, all at once."""
-
-    peers: int
-    seconds: float
-    packets: int
-    packets_lost: int
-    inter_arrival_ms: Spread
-    """From packet to packet of a call, over all calls, where the receiving process takes them."""
-    worst_peer_p99_ms: float
-    share_of_960_steps: float
-    """Of the RTP timestamps' steps from packet to packet, in order of arrival."""
-    underruns: int
-    pacing_stalls: int
-    """Times that the server was so late that it set its clock anew; see agent/pace.py."""
-    server_cpu_percent: float
-    """Of one core."""
-    receiver_cpu_percent: float
-    """Of the process that all listeners share."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spoken:
-    """One call that speaks into its microphone while packets are lost in a fixed pattern."""
-
-    loss_percent: int
-    packets: int
-    packets_lost: int
-    frame_ms: Spread
-    """Arrival of a packet -> its 20 ms at 16 kHz are handed over."""
-    judged_ms: Spread
-    """Arrival of a packet -> the VAD has judged its last sample: of that, up to a VAD frame is waiting for the rest of
-    the frame."""
-    back_ms: Spread | None
-    """The instant at which a lost packet should have come -> the VAD has judged a packet that came after it within
-    BACK_MS of its arrival, from where on all are until the next loss. Infinite, which JSON has as null, where that
-    never happens; None without loss."""
-    first_ms: float
-    """The longest of frame_ms in the WARM_SECONDS that are left out: the thread that decodes loads the VAD then, and
-    whoever else is heard waits for it, too."""
-    guesses_of_packets_that_came: int
-    """Frames that were guessed though their packet was not lost."""
-    vad: str
+TARGET_P99_MS, TARGET_MICROPHONE_MS = 30.0, 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +89,6 @@ class Figures:
 
     listened: list[Listened]
     spoken: list[Spoken]
-
-
-class BenchError(Exception):
-    """What went wrong, and what to do."""
 
 
 # ---- the server's process -----------------------------------------------------------------------------------------
@@ -305,7 +258,7 @@ async def asked(pipe: Pipe) -> AsyncGenerator[Any]:
 class Listener:
     """A call that notes when packets come, decodes nothing, and asks for more speech whenever an utterance is over."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Dial) -> None:
         self.arrivals, self.timestamps, self.sequences = list[float](), list[int](), list[int]()
         self.underruns = 0
         self.settled = asyncio.Event()
@@ -366,7 +319,7 @@ def listen(pipe: Pipe, url: str, peers: int) -> None:
 
 
 async def _listen(pipe: Pipe, url: str, peers: int) -> None:
-    line = Line(url, None, None)
+    line = Dial(url, None, None)
     listeners = [Listener(line) for _ in range(peers)]
     pinging = asyncio.create_task(ping(listeners))
     try:
@@ -440,9 +393,6 @@ def lose(call: Client, lost: tuple[int, ...]) -> None:
 
 # ---- the measurements ---------------------------------------------------------------------------------------------
 
-Advance = Callable[[float], None]
-"""Told how far a measurement has come, in seconds."""
-
 
 @contextmanager
 def process(target: Callable[..., None], *arguments: Any) -> Iterator[Pipe]:
@@ -508,57 +458,6 @@ def listened(speech: Speech, peers: int, seconds: float, advance: Advance) -> Li
     )
 
 
-Packets = tuple[Sequence[float], Sequence[int], Sequence[int]]
-"""Of one call, in order of arrival: instants in seconds, RTP timestamps, sequence numbers."""
-
-
-def of_packets(calls: Sequence[Packets]) -> dict[str, Any]:
-    """What the packets of all calls say. Raises BenchError where a call got none."""
-    if any(len(arrivals) < 2 for arrivals, _, _ in calls):
-        raise BenchError("a call heard nothing: look at what the server printed")
-    gaps = [1000 * np.diff(arrivals) for arrivals, _, _ in calls]
-    steps = np.concatenate([steps_of(timestamps, 2**32) for _, timestamps, _ in calls])
-    return {
-        "packets": sum(len(arrivals) for arrivals, _, _ in calls),
-        "packets_lost": sum(len(missing(sequences)) for _, _, sequences in calls),
-        "inter_arrival_ms": spread(np.concatenate(gaps)),
-        "worst_peer_p99_ms": round(max(float(np.quantile(gap, 0.99)) for gap in gaps), 1),
-        "share_of_960_steps": round(float(np.mean(steps == PACKET_SAMPLES)), 6),
-    }
-
-
-def steps_of(counters: Sequence[int], size: int) -> NDArray[np.int64]:
-    """From each to the next, of counters that wrap around at `size`."""
-    values = np.asarray(counters, np.int64)
-    return np.asarray((values[1:] - values[:-1]) % size, np.int64)
-
-
-def places(sequences: Sequence[int]) -> NDArray[np.int64]:
-    """Where each packet stands, counted from the first that came, beyond the wrap-around; in order of arrival."""
-    steps = (steps_of(sequences, 2**16) + 2**15) % 2**16 - 2**15
-    return np.concatenate([[0], np.cumsum(steps)])
-
-
-def missing(sequences: Sequence[int]) -> list[int]:
-    """The places of packets that never came."""
-    there = set(places(sequences).tolist())
-    return sorted(set(range(min(there), max(there) + 1)) - there)
-
-
-def spread(values: Sequence[float] | NDArray[np.float64]) -> Spread:
-    """Raises BenchError where there are none."""
-    try:
-        return Spread.of(values, "packet")
-    except BrowserError as error:
-        raise BenchError(str(error)) from None
-
-
-def occurred(values: Sequence[float]) -> Spread:
-    """Of values that may be infinite: each percentile is one of them, the next above."""
-    found = (float(np.quantile(values, q, method="higher")) for q in (0.5, 0.95, 0.99, 1.0))
-    return Spread(len(values), *(round(value, 1) for value in found))
-
-
 def spoken(speech: Speech, loss: int, seconds: float, advance: Advance) -> Spoken:
     """A microphone that speaks for so long, with so many percent lost. Raises BenchError."""
     answers = silent()
@@ -570,92 +469,6 @@ def spoken(speech: Speech, loss: int, seconds: float, advance: Advance) -> Spoke
             receive(speaker)
             (journal,) = ask(server)["microphones"]
     return Spoken(loss, **of_microphone(journal), vad=answers.vad)
-
-
-def of_microphone(journal: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """What a journal says after its first WARM_SECONDS. Raises BenchError where it is empty."""
-    if not journal["arrivals"] or not journal["frames"] or not journal["judged"]:
-        raise BenchError("nothing was heard of the microphone: look at what the server printed")
-    instants, sequences = zip(*journal["arrivals"], strict=True)
-    warm_at = instants[0] + WARM_SECONDS
-    lost = due(instants, sequences)
-    frames = [frame for frame in journal["frames"] if not frame[3]]
-    cold, warm = ([frame for frame in frames if (frame[1] >= warm_at) is late] for late in (False, True))
-    came = {end // FRAME_SAMPLES - 1 for _, _, end, guessed in journal["frames"] if guessed} - set(lost)
-    back = [1000 * s for place, s in backs(lost, frames, journal["judged"]) if lost[place] >= warm_at]
-    return {
-        "packets": sum(instant >= warm_at for instant in instants),
-        "packets_lost": sum(instant >= warm_at for instant in lost.values()),
-        "frame_ms": spread([1000 * (at - arrived_at) for at, arrived_at, _, _ in warm]),
-        "judged_ms": spread([*judged_ms(warm, journal["judged"])]),
-        "back_ms": occurred(back) if back else None,
-        "first_ms": round(max((1000 * (at - arrived_at) for at, arrived_at, _, _ in cold), default=0.0), 1),
-        "guesses_of_packets_that_came": len(came),
-    }
-
-
-Frames = Sequence[tuple[float, float, int, bool]]
-"""See Journal.frames."""
-
-
-def due(instants: Sequence[float], sequences: Sequence[int]) -> dict[int, float]:
-    """The places of lost packets, and the instants at which they should have come: after the one before them."""
-    came = dict(zip(places(sequences).tolist(), instants, strict=True))
-    at = dict[int, float]()
-    for place in missing(sequences):
-        at[place] = came.get(place - 1, at.get(place - 1, instants[0])) + PACKET_SECONDS
-    return at
-
-
-Judged = Sequence[tuple[float, int]]
-"""See Journal.judged."""
-
-
-def judgements(frames: Frames, judged: Judged) -> Iterator[tuple[float, float, int]]:
-    """Of each frame its arrival, the instant at which the VAD had judged its last sample, and its place; what it had
-    not at the end is left out."""
-    ends = [end for _, end in judged]
-    for _, arrived_at, end, _ in frames:
-        index = bisect_left(ends, end)
-        if index < len(ends):
-            yield arrived_at, judged[index][0], end // FRAME_SAMPLES - 1
-
-
-def judged_ms(frames: Frames, judged: Judged) -> Iterator[float]:
-    """From each frame's arrival until the VAD had judged its last sample."""
-    for arrived_at, judged_at, _ in judgements(frames, judged):
-        yield 1000 * (judged_at - arrived_at)
-
-
-def backs(lost: Mapping[int, float], frames: Frames, judged: Judged) -> Iterator[tuple[int, float]]:
-    """Of every loss, its place and the seconds until what came was judged in time again, and all from there to the next
-    loss; where it was not before a later loss, it is looked for behind that one. Infinity where it never was; a loss
-    that was looked at for less than the target until the end is left out then: it might still have met it.
-
-    frames: without guesses, in order of their places."""
-    found = [*judgements(frames, judged)]
-    for place, due_at in lost.items():
-        after = [one for one in found if one[0] >= due_at and one[2] > place]
-        if (back_at := in_time(after, lost)) is not None:
-            yield place, back_at - due_at
-        elif after and 1000 * (after[-1][1] - due_at) >= TARGET_BACK_MS:
-            yield place, float("inf")
-
-
-def in_time(after: Sequence[tuple[float, float, int]], lost: Mapping[int, float]) -> float | None:
-    """When the first of these was judged in time from which on all were until the next loss."""
-    back_at, before = None, -1
-    for arrived_at, judged_at, place in after:
-        if back_at is not None and any(between in lost for between in range(before + 1, place)):
-            return back_at
-        before = place
-        if any(place + step in lost for step in range(1, BEFORE_LOSS + 1)):
-            continue
-        if 1000 * (judged_at - arrived_at) > BACK_MS:
-            back_at = None
-        elif back_at is None:
-            back_at = judged_at
-    return back_at
 
 
 def written(value: Any) -> Any:
@@ -683,32 +496,13 @@ def measure(speech: Speech, peers: Sequence[int], seconds: float, progress: Prog
 def recorded() -> Speech:
     """Some sentences of the embedded voice, said now. Raises EngineError."""
     with Runtime.start(RuntimeConfig(device="cpu")) as runtime:
-        return Speech(runtime.spec, tuple(said(runtime, text) for text in SENTENCES))
-
-
-def said(runtime: Runtime, text: str) -> PCM:
-    """The whole utterance. Raises EngineError where it comes to no end."""
-    outputs = runtime.stream(Request(text, runtime.spec.sampling))
-    chunks = [output.pcm for output in outputs if isinstance(output, Chunk)]
-    if not chunks:
-        raise EngineError(f"the voice said nothing: {text}")
-    return np.concatenate(chunks)
+        return Speech(runtime.spec, tuple(said(runtime, Request(text, runtime.spec.sampling)) for text in SENTENCES))
 
 
 # ---- the report ---------------------------------------------------------------------------------------------------
 
-Row = tuple[str, str, str, bool | None]
 
-
-def table(figures: Figures) -> Table:
-    """The figures as a person reads them, each with the project's target where there is one."""
-    out = Table("transport alone", "", "target", "")
-    for words, value, target, met in rows(figures):
-        out.add_row(words, value, target, "" if met is None else "[green]met" if met else "[red]missed")
-    return out
-
-
-def rows(figures: Figures) -> Iterator[Row]:
+def rows(figures: Figures) -> Iterator[Line]:
     """(what, value, target, whether it was met) of every line."""
     for one in figures.listened:
         yield from listened_rows(one)
@@ -716,10 +510,10 @@ def rows(figures: Figures) -> Iterator[Row]:
         yield from spoken_rows(mic)
 
 
-def listened_rows(one: Listened) -> Iterator[Row]:
+def listened_rows(one: Listened) -> Iterator[Line]:
     gap, met = one.inter_arrival_ms, one.inter_arrival_ms.p99 < TARGET_P99_MS
-    words = f"{_words(gap)}; worst call's p99 {one.worst_peer_p99_ms}"
-    yield f"{one.peers} listening: packet to packet", words, f"p99 < {TARGET_P99_MS:.0f} ms", met
+    told = f"{words(gap)}; worst call's p99 {one.worst_peer_p99_ms}"
+    yield f"{one.peers} listening: packet to packet", told, f"p99 < {TARGET_P99_MS:.0f} ms", met
     odd, lost = 1 - one.share_of_960_steps, one.packets_lost
     yield (
         "  RTP steps other than 960, lost",
@@ -731,19 +525,15 @@ def listened_rows(one: Listened) -> Iterator[Row]:
     yield "  load", f"{load}; {one.underruns} underruns, {one.pacing_stalls} pacing stalls", "", None
 
 
-def spoken_rows(mic: Spoken) -> Iterator[Row]:
+def spoken_rows(mic: Spoken) -> Iterator[Line]:
     target, clean = TARGET_MICROPHONE_MS, not mic.loss_percent
-    for words, delay in (("to 16 kHz", mic.frame_ms), (f"judged by {mic.vad}", mic.judged_ms)):
+    for told, delay in (("to 16 kHz", mic.frame_ms), (f"judged by {mic.vad}", mic.judged_ms)):
         limit, met = (f"p50 <= {target:.0f} ms", delay.p50 <= target) if clean else ("", None)
-        yield f"microphone, {mic.loss_percent} % lost: {words}", _words(delay), limit, met
+        yield f"microphone, {mic.loss_percent} % lost: {told}", words(delay), limit, met
     yield "  in its first second", f"max {mic.first_ms} ms", "", None
     if back := mic.back_ms:
-        words, met = f"{_words(back)} ({back.count} losses)", back.max <= TARGET_BACK_MS
-        yield f"  judged in time again (<= {BACK_MS:.0f} ms)", words, f"max <= {TARGET_BACK_MS:.0f} ms", met
-
-
-def _words(spread: Spread) -> str:
-    return f"p50 {spread.p50}, p95 {spread.p95}, p99 {spread.p99}, max {spread.max} ms"
+        met = back.max <= TARGET_BACK_MS
+        yield f"  losses: in time again (<= {BACK_MS:.0f} ms)", words(back), f"max <= {TARGET_BACK_MS:.0f} ms", met
 
 
 def parser() -> argparse.ArgumentParser:
@@ -773,7 +563,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             speech = recorded()
         with Progress(console=console) as progress:
             figures = measure(speech, args.peers, args.seconds, progress)
-        console.print(table(figures))
+        console.print(table("transport alone", rows(figures)))
         if args.json:
             versions = {name: version(name) for name in ("aiortc", "av", "cryptography")}
             head = {**describe("none", ["bench", "transport", *argv]), **versions}

@@ -15,10 +15,13 @@ class Named(msgspec.Struct, frozen=True):
     event_id: Any = None
 
 
+MAX_KEY_CHARS = 64
+"""Of a key that may be anything."""
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises."""
 
 _named = msgspec.json.Decoder(Named)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def named(raw: bytes) -> Named | None:
@@ -27,6 +30,17 @@ def named(raw: bytes) -> Named | None:
         return _named.decode(raw)
     except UNREADABLE:
         return None
+
+
+def longest(raw: bytes) -> str | None:
+    """The key whose value takes most of the event: it is at fault where the whole is too long. None where the event is
+    no JSON object."""
+    try:
+        fields = _fields.decode(raw)
+    except UNREADABLE:
+        return None
+    longest_key = max(fields, key=lambda key: len(bytes(fields[key])), default=None)
+    return longest_key and longest_key[:MAX_KEY_CHARS]
 
 
 def field_of(message: str, root: str = "") -> str | None:

@@ -1,17 +1,20 @@
-"""The data channel's messages, one table for server, page and docs. It knows nothing of channels or sessions.
+"""The data channels' messages, one table for server, page and docs. It knows nothing of channels or sessions.
 
 JSON objects whose `type` is the name of the event; a class a message, a field a key. Unknown keys are errors on the
-way in, so that a misspelt option is never silently ignored.
+way in, so that a misspelt option is never silently ignored. EVENTS is the table: of our own channel, whose messages
+are here, and of OpenAI's, which realtime.py writes down as their reference has them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
 
-from agent.fault import UNREADABLE, field_of, named
+from agent import realtime
+from agent.fault import UNREADABLE, field_of, longest, named
 
 CHANNEL = "breezert"
 MAX_MESSAGE_BYTES = 16 * 1024
@@ -301,6 +304,25 @@ ShownMessage = View | SpeechWaterfall | DemoState
 """How the server works, for those who watch."""
 ServerMessage = SessionCreated | SpeechMessage | TurnMessage | ShownMessage | Error | Pong
 
+
+class Events(NamedTuple):
+    """Of one data channel: what the client may send and the server may send, by name."""
+
+    client: Mapping[str, type[msgspec.Struct]]
+    server: Mapping[str, type[msgspec.Struct]]
+
+
+def by_name(messages: object) -> dict[str, type[msgspec.Struct]]:
+    """A union's classes: each names its event, once."""
+    return {str(each.__struct_config__.tag): each for each in get_args(messages)}
+
+
+EVENTS = {
+    CHANNEL: Events(by_name(ClientMessage), by_name(ServerMessage)),
+    realtime.CHANNEL: Events(by_name(realtime.ClientEvent), by_name(realtime.ServerEvent)),
+}
+"""Every event there is, by the label of its data channel."""
+
 _decoder = msgspec.json.Decoder(ClientMessage)
 _encoder = msgspec.json.Encoder()
 
@@ -314,11 +336,12 @@ class ProtocolError(ValueError):
         self.event, self.field = event, field
 
 
-def decode(message: str | bytes) -> ClientMessage:
+def decode(text: str | bytes) -> ClientMessage:
     """One client message. Raises ProtocolError on size, encoding, JSON, type, key or value."""
-    data = message.encode() if isinstance(message, str) else message
+    data = text.encode() if isinstance(text, str) else text
     if len(data) > MAX_MESSAGE_BYTES:
-        raise ProtocolError(f"a message holds at most {MAX_MESSAGE_BYTES} bytes, got {len(data)}", _event(data))
+        message = f"a message holds at most {MAX_MESSAGE_BYTES} bytes, got {len(data)}"
+        raise ProtocolError(message, _event(data), longest(data))
     try:
         return _decoder.decode(data)
     except UNREADABLE as error:
@@ -329,7 +352,7 @@ def _refusal(data: bytes, error: Exception) -> ProtocolError:
     """The same error, with the names of event and field."""
     event, field = _event(data), field_of(str(error))
     if event is not None and field == "type":
-        known = ", ".join(sorted(str(each.__struct_config__.tag) for each in get_args(ClientMessage)))
+        known = ", ".join(sorted(EVENTS[CHANNEL].client))
         return ProtocolError(f"there is no message of the type {event!r}: there are {known}", event, field)
     return ProtocolError(f"{event}: {error}" if event else str(error), event, field)
 

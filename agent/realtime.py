@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.fault import UNREADABLE, field_of, named
+from agent.fault import UNREADABLE, Named, field_of, longest, named
 
 CHANNEL = "oai-events"
 """The label of the data channel."""
@@ -341,6 +341,37 @@ class ErrorEvent(Server, tag="error", frozen=True, kw_only=True):
     error: Complaint
 
 
+ServerEvent = (
+    SessionCreated
+    | SessionUpdated
+    | SpeechStarted
+    | SpeechStopped
+    | InputCommitted
+    | InputCleared
+    | ItemAdded
+    | ItemCreated
+    | ItemDone
+    | ItemRetrieved
+    | ItemDeleted
+    | ItemTruncated
+    | TranscriptionDelta
+    | TranscriptionCompleted
+    | TranscriptionFailed
+    | ResponseCreated
+    | ResponseDone
+    | OutputItemAdded
+    | OutputItemDone
+    | PartAdded
+    | PartDone
+    | TranscriptDelta
+    | TranscriptDone
+    | AudioDone
+    | OutputStarted
+    | OutputStopped
+    | OutputCleared
+    | ErrorEvent
+)
+
 _decoder = msgspec.json.Decoder(ClientEvent)
 _encoder = msgspec.json.Encoder()
 
@@ -349,16 +380,23 @@ def decode(data: str | bytes) -> ClientEvent:
     """One client event. Raises EventError on size, encoding, JSON, type or value, with the event's name in its text."""
     raw = data.encode(errors="surrogatepass") if isinstance(data, str) else data
     if len(raw) > MAX_EVENT_BYTES:
-        raise EventError("too_long", f"an event has at most {MAX_EVENT_BYTES} bytes, this one has {len(raw)}")
+        raise _too_long(raw)
     try:
         return _decoder.decode(raw)
     except UNREADABLE as error:
         raise _refusal(raw, error) from error
 
 
-def encode(event: Server, event_id: str) -> str:
+def encode(event: ServerEvent, event_id: str) -> str:
     """The event as JSON text, under an id."""
     return _encoder.encode(msgspec.structs.replace(event, event_id=event_id)).decode()
+
+
+def _too_long(raw: bytes) -> EventError:
+    event = named(raw) or Named()
+    kind = f"{event.type}: " if isinstance(event.type, str) else ""
+    message = f"{kind:.70}an event has at most {MAX_EVENT_BYTES} bytes, this one has {len(raw)}"
+    return EventError("too_long", message, longest(raw), event.event_id if isinstance(event.event_id, str) else None)
 
 
 def _refusal(raw: bytes, error: Exception) -> EventError:

@@ -442,7 +442,7 @@ class RealtimeDialect(Watcher):
     def _tell_done(self, entry: Entry) -> None:
         self._send(realtime.ItemDone(previous_item_id=self._items.before(entry), item=entry.shown()))
 
-    def _send(self, event: realtime.Server) -> None:
+    def _send(self, event: realtime.ServerEvent) -> None:
         self._events += 1
         self._out(realtime.encode(event, f"event_{self._tag}_{self._events}"))
 

@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from agent.allowance import Allowance
+from agent.asking import to_request, unsayable
 from agent.listener import ListenerReports
 from agent.metrics import AgentMetrics
 from agent.opus import BIT_RATE, OpusEncoder
@@ -336,7 +337,7 @@ class Session:
             self.report(problem)
             return False
         try:
-            request = self._request(speak)
+            request = to_request(speak, self._engine.spec, self._buffer.epoch)
         except RequestError as error:
             message = str(error)[:MAX_REASON_CHARS]
             self.report(Error(code=ErrorCode.BAD_REQUEST, message=message, id=speak.id, field=error.field))
@@ -433,27 +434,16 @@ class Session:
         self._idle.set()
 
     def _problem(self, speak: Speak) -> Error | None:
-        limit = self._engine.spec.max_text_chars
         if self._refusing is not None:
             return Error(code=ErrorCode.CLOSED, message=self._refusing, id=speak.id)
         if speak.id in self._live:
             return Error(code=ErrorCode.BAD_REQUEST, message=f"{speak.id} is being said already", field="id")
-        if not speak.text.strip():
-            return Error(code=ErrorCode.BAD_REQUEST, message="there is no text to say", id=speak.id, field="text")
-        if len(speak.text) > limit:
-            message = f"a text has at most {limit} characters, this one has {len(speak.text)}: say it in parts"
-            return Error(code=ErrorCode.TOO_LONG, message=message, id=speak.id, field="text")
+        if (problem := unsayable(speak, self.max_text_chars)) is not None:
+            return problem
         if len(self._live) >= self._max_queued:
             message = f"{self._max_queued} utterances are waiting already: try again when one is over"
             return Error(code=ErrorCode.BUSY, message=message, id=speak.id)
         return None
-
-    def _request(self, speak: Speak) -> Request:
-        sampling = self._engine.spec.sampling
-        seed = sampling.seed if speak.seed is None else speak.seed
-        temperature = sampling.temperature if speak.temperature is None else speak.temperature
-        sampling = replace(sampling, seed=seed, temperature=temperature)
-        return Request(speak.text, sampling, speak.speaker, speak.instruction, epoch=self._buffer.epoch)
 
     # ---- to and from the engine -------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from dataclasses import replace
 from math import ceil
 from typing import Annotated, Any, TypeVar
 
@@ -26,6 +25,7 @@ import numpy as np
 from aiohttp import web
 from msgspec import Meta
 
+from agent.asking import sampling_of
 from agent.calls import Calls
 from agent.container import CONTAINERS, Container
 from agent.guard import AddRoute, Guard, Refusal, read_body
@@ -263,11 +263,8 @@ def to_requests(order: Order, spec: ModelSpec) -> list[Request]:
     Longer texts than MAX_CHARS are cut at sentences: the voice's longest text may speak for longer than its max_frames.
     """
     check(order, spec)
-    own = spec.sampling
-    seed = own.seed if order.seed is None else order.seed
-    temperature = own.temperature if order.temperature is None else order.temperature
     try:
-        sampling = replace(own, seed=seed, temperature=temperature)
+        sampling = sampling_of(spec.sampling, order.seed, order.temperature)
     except RequestError as error:
         raise Fault(400, "bad_request", str(error), str(error).partition(" ")[0]) from error
     speaker = FIRST_SPEAKER if order.voice in (*OWN, spec.name) else order.voice

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from agent.protocol import EVENTS
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -27,16 +29,28 @@ def result(name: str) -> dict[str, Any]:
     return data
 
 
+def events() -> list[str]:
+    """Every event of every data channel: those of the client, and of the server."""
+    return [
+        f"| `{label}`, {side} | {', '.join(f'`{name}`' for name in getattr(of_channel, side))} |"
+        for label, of_channel in EVENTS.items()
+        for side in of_channel._fields
+    ]
+
+
 def figures() -> list[str]:
     """The rows of the README's table of figures, from the JSON that the benchmarks wrote."""
     (one, two), browser = result("cpu-speech")["rows"], result("browser")
     turns, alone, beside = browser["turns"], browser["stretch"], result("browser-beside-1")["stretch"]
+    answer = browser["connects"]["answer_ms"]["p95"]
+    dead = result("browser-dead-stun")["connects_dead_stun"]["answer_ms"]["p95"]
     return [
         f"| RTF of one stream | {one['rtf']:.2f} |",
         f"| TTFA of one stream, p50 / p95 | {one['ttfa_ms_p50']:.0f} / {one['ttfa_ms_p95']:.0f} ms |",
         f"| two streams at once: TTFA p50; utterances with a gap | {two['ttfa_ms_p50']:.0f} ms; {two['underruns']} of "
         f"{two['utterances']} |",
-        f"| in Chromium: answer to an offer, p95 | {browser['connects']['answer_ms']['p95']:.0f} ms |",
+        f"| in Chromium: answer to an offer, p95; where the browser's STUN server is dead | {answer:.0f} ms; "
+        f"{dead:.0f} ms |",
         f"| Speak pressed to first audible sample, p50 / p95 | {pair(turns['first_sound_ms'])} ms |",
         f"| Stop pressed to last audible sample, p50 / p95 | {pair(turns['stop_ms'])} ms |",
         *stretch("one call", alone),
@@ -84,7 +98,8 @@ def cycles() -> str:
     sound = seen["next_sound_ms"]
     return (
         f"Stopped and spoken to again at once, {seen['cycles']} times in one call, it is heard again after "
-        f"{sound['p50']:.0f} ms (p50; p95 {sound['p95']:.0f}, longest {sound['max']:.0f})"
+        f"{sound['p50']:.0f} ms (p50; p95 {sound['p95']:.0f}, longest {sound['max']:.0f}): its first audio is there "
+        f"after {seen['ttfa_ms']['p50']:.0f}, its first packet has left after {seen['started_ms']['p50']:.0f}"
     )
 
 
@@ -239,7 +254,7 @@ def heard() -> str:
     data = result("heard")
     seen = data["heard"]["complete"]
     return (
-        f"in {data['understood']} sentences it was wrong by {seen['mean_error_words']:.1f} words in the mean, and said "
+        f"In {data['sentences']} sentences it was off by {seen['mean_error_words']:.1f} words in the mean, and said "
         f"too much in {seen['claims_too_much']:.1%} of the cases"
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from scripted_call import Call
+from stand_in import WITHIN
 
 from agent.brain import BoundedBrain, ReplyLimits
 from agent.conversation import Conversation
@@ -95,6 +96,12 @@ class Talk(Call):
         """What can go on goes on."""
         for _ in range(50):
             await asyncio.sleep(0)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Returns once it does: whoever is asked over a socket answers in their own time."""
+        async with asyncio.timeout(WITHIN):
+            while not holds():  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0.005)
 
     async def speak_on(self, request: int, frames: int = 4) -> None:
         """The engine says the whole request, and it is played."""

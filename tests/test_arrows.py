@@ -152,10 +152,11 @@ PURE = (
 )
 AGENT_LEVELS = (
     "fault",
+    "realtime",
     "protocol lateness pace allowance metrics toc libopus heard vad echo sentences sse thoughts trouble dialogue feed "
     "words dial closing near sounds probe probe.recording probe.stretch probe.ear probe.outcome probe.sounds "
     "probe.network",
-    "utterance playout turn guard transit called secret script realtime silencing turn_end reply probe.books",
+    "asking utterance playout turn guard transit called secret script silencing turn_end reply probe.books",
     "opus offer wire door jitter endpoint whisper realtime_items realtime_keys",
     "hearing microphone track receive chat whisper_worker transcribe container realtime_session",
     "client brain ears listener understanding",
@@ -180,6 +181,7 @@ AGENT_LEVELS = (
 )
 AGENT_PURE = (
     "protocol",
+    "asking",
     "playout",
     "lateness",
     "pace",

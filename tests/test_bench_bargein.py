@@ -20,32 +20,34 @@ import pytest
 from agent import wrtc
 from agent.bench_bargein import (
     ELSEWHERE,
-    FIRST_ONSET,
     PARTS,
     SPARE,
     STOPPED_WITHIN_MS,
-    TICKS,
     WITHIN_MS,
+    Trials,
+    books,
+    kept,
+    main,
+    rows,
+    unlabelled,
+)
+from agent.bench_report import Spread
+from agent.bench_silence import (
+    FIRST_ONSET,
+    TICKS,
     Cycles,
     Silences,
     Speaking,
     Trial,
-    Trials,
     began_at,
-    books,
     forget,
     in_ms,
-    kept,
-    main,
     microphone,
     next_sound_ms,
     onset_at,
     planned,
-    rows,
     trial,
-    unlabelled,
 )
-from agent.bench_browser import Spread
 from agent.browser import AUDIBLE, BrowserError, Heard, find_chromium
 from agent.sounds import NAMES, RATE, onset, sentence
 
@@ -197,7 +199,7 @@ def test_the_books_are_those_that_must_balance() -> None:
         books(found)
     kept_books = {"breezert_peers": 0.0}
     spread = Spread(1, 200.0, 200.0, 200.0, 200.0)
-    cycles = Cycles(1, 0, spread, spread, kept_books, kept_books, 5, 5, (200.0,))
+    cycles = Cycles(1, 0, spread, spread, spread, kept_books, kept_books, 5, 5, (200.0,))
     assert cycles.balanced
     assert not replace(cycles, accounted=4).balanced
     assert not replace(cycles, books_after={"breezert_peers": 1.0}).balanced
@@ -347,6 +349,7 @@ def test_a_call_of_libwebrtc_is_stopped_and_goes_on(tmp_path: Path) -> None:
     assert main(["--only", "cycles", "--cycles", "2", "--json", str(file)]) == 0
     found = json.loads(file.read_text())["cycles"]
     assert (found["cycles"], len(found["rows"])) == (2, 2)
+    assert 0 < found["ttfa_ms"]["max"] < found["started_ms"]["max"] < found["next_sound_ms"]["max"] + 500
     assert found["books_before"] == found["books_after"]
     assert found["submitted"] == found["accounted"] >= 3
     assert found["wrtc"] == wrtc.VERSION

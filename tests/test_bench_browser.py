@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.bench_browser import Spread, arrivals, first_sound_ms, main, stop_ms, timestamp_steps
+from agent.bench_browser import arrivals, first_sound_ms, main, stop_ms, timestamp_steps
+from agent.bench_report import Spread
 from agent.browser import AUDIBLE, QUANTUM_MS, BrowserError, Heard
 
 QUIET, LOUD = AUDIBLE / 2, 0.2

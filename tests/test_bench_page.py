@@ -10,6 +10,7 @@ import pytest
 from scripted_runtime import SPEC, tone
 
 from agent import bench_page
+from agent.bench_arrivals import BenchError
 from agent.bench_page import (
     STEPS,
     TICKS,
@@ -32,7 +33,7 @@ from agent.bench_page import (
     turns,
     watched,
 )
-from agent.bench_transport import BenchError, Speech
+from agent.bench_transport import Speech
 from agent.scene import Scene
 from engine.core import Request
 

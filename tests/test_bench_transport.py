@@ -11,26 +11,21 @@ import pytest
 from scripted_runtime import SPEC, tone
 
 from agent import bench_transport
-from agent.bench_browser import Spread
-from agent.bench_transport import (
-    LOST,
+from agent.bench_arrivals import (
     WARM_SECONDS,
     BenchError,
-    Recording,
-    Speech,
     Spoken,
     backs,
     due,
     judged_ms,
-    main,
     missing,
     occurred,
     of_microphone,
     of_packets,
     places,
-    spoken_rows,
-    written,
 )
+from agent.bench_report import Spread
+from agent.bench_transport import LOST, Recording, Speech, main, spoken_rows, written
 from engine.core import Chunk, Finished, Output, Request
 
 SPEECH = Speech(SPEC, (tone(0, 24_000), tone(0, 36_000)))

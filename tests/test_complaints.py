@@ -107,6 +107,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     ),
     "the answer takes 5 to 6 s (aiortc#1183)": (
         f"{HERE}::test_twenty_offers_are_answered_though_no_stun_server_and_no_name_can_be_reached",
+        "tests/browser/test_complaints_browser.py::test_a_browser_whose_stun_server_is_dead_is_answered_and_connects",
         "tests/test_peer.py::test_the_answer_does_not_wait_for_names_that_cannot_be_resolved",
         "tests/test_peer.py::test_an_offer_without_candidates_connects",
     ),

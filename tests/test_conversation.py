@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from scripted_call import Call
 from scripted_talk import SORRY, Talk, Thinker, saying
+from stand_in import DONE, StandIn, chunk, hang, plain, stream
 
-from agent.brain import BrainConfig, make_brain
+from agent.brain import BrainConfig, ReplyLimits, make_brain
 from agent.conversation import INTERRUPTED, Conversation, Watcher
 from agent.dialogue import Audio, Message, Role
 from agent.transcribe import TranscriberConfig, make_transcriber
 from agent.trouble import OutsideError, Trouble
 from agent.turn import AgentState, Interrupt, Pause, Resume, SpeechStarted, SpeechStopped, TurnEnded
 from engine.core import ErrorCode
+
+PATIENCE = 3.0
+"""Seconds for which an endpoint that says nothing is waited for."""
 
 
 @pytest.fixture
@@ -196,6 +201,55 @@ async def test_trouble_outside_is_said_and_told_and_the_next_turn_works(
     talk.client(type="say", text="And now?")
     await talk.settle()
     assert talk.asked_for[-1] == "All is well."
+
+
+HEARD, REPLIED = plain(body='{"text": "What is the time?"}'), stream(chunk("It is noon."), chunk(finish="stop"), DONE)
+DOWN = plain(503)
+"""With a server that is not there at all test_brain.py has to do."""
+
+
+@pytest.mark.parametrize(
+    ("hearing", "thinking", "said", "code"),
+    [
+        (DOWN, REPLIED, [SORRY], "broken"),
+        (hang, REPLIED, [SORRY], "timeout"),
+        (stream(b'{"text": "What', then="cut"), REPLIED, [SORRY], "broken"),
+        (HEARD, DOWN, [SORRY], "broken"),
+        (HEARD, hang, [SORRY], "timeout"),
+        (HEARD, stream(chunk("It is one. And "), then="cut"), ["It is one.", "And", SORRY], "broken"),
+        (HEARD, stream(chunk("It is one. And "), then="hang"), ["It is one.", "And", SORRY], "timeout"),
+    ],
+    ids=["deaf", "hard of hearing", "deaf halfway", "down", "slow", "cut", "slow halfway"],
+)
+async def test_an_endpoint_that_is_down_or_slow_or_breaks_off_is_told_in_every_way(
+    executor: ThreadPoolExecutor,
+    hearing: Any,
+    thinking: Any,
+    said: list[str],
+    code: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """From a spoken turn on: the user hears a sentence, an event and the log carry the reason, the next turn works."""
+    async with StandIn() as ears, StandIn() as mind:
+        limits = ReplyLimits(first_seconds=PATIENCE, between_seconds=PATIENCE)
+        brain = make_brain(BrainConfig("openai", url=mind.url, model="m", apology=SORRY, limits=limits))
+        transcriber = make_transcriber(TranscriberConfig("openai", url=ears.url, model="w", seconds=PATIENCE))
+        talk = Talk(executor, Thinker())
+        talk.conversation = Conversation(talk.session, brain, transcriber)
+        talk.conversation.ears = talk.microphone
+        ears.answers, mind.answers = [hearing], [thinking]
+        talk.conversation.act(TurnEnded(9.0, 10.0, 10.5))
+        await talk.until(lambda: SORRY in talk.asked_for)
+        assert talk.asked_for == said
+        assert [error["code"] for error in talk.told("error")] == [code]
+        assert [record.levelname for record in caplog.records if record.name.startswith("agent.")] == ["WARNING"]
+        for request in list(talk.engine.jobs):
+            await talk.speak_on(request)
+        ears.answers, mind.answers = [HEARD], [REPLIED]
+        talk.conversation.act(TurnEnded(19.0, 20.0, 20.5))
+        await talk.until(lambda: talk.asked_for[-1] == "It is noon.")
+        await brain.close()
+        await transcriber.close()
 
 
 async def test_a_reply_longer_than_the_queue_waits_for_room(executor: ThreadPoolExecutor) -> None:

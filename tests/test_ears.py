@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from sounds import FAR_RATE, Wave, clip, cough, int16, noise
 
 from agent.dialogue import Audio
 from agent.ears import AFTER, BEFORE, MAX_TURN_SECONDS, QUIET_SECONDS, Ears
-from agent.opus import OpusEncoder
+from agent.echo import EchoGuard
+from agent.opus import OpusDecoder, OpusEncoder
 from agent.turn import (
     Action,
     AgentState,
@@ -29,7 +31,7 @@ from agent.turn import (
     SpeechStopped,
     TurnEnded,
 )
-from agent.vad import EARSHOT, SILERO
+from agent.vad import EARSHOT, SILERO, VADS
 
 RATE = 48_000
 
@@ -53,10 +55,18 @@ class Room:
         vad: str = SILERO,
         state: AgentState = AgentState.SILENT,
         judge: Judge | None = None,
+        loader: Executor | None = None,
     ) -> None:
         self.clock, self.state, self.actions = Ticking(), state, list[Action]()
         self.ears = Ears(
-            executor, self.clock, FAR_RATE, self.actions.append, lambda: self.state, vad_name=vad, judge=judge
+            executor,
+            self.clock,
+            FAR_RATE,
+            self.actions.append,
+            lambda: self.state,
+            vad_name=vad,
+            judge=judge,
+            loader=loader,
         )
         self.encoder, self.sequence = OpusEncoder(RATE), 0
 
@@ -89,6 +99,42 @@ class AtOnce(Executor):
 @pytest.fixture
 def executor() -> Executor:
     return AtOnce()
+
+
+class Noted:
+    """What it replaces, and the threads in which that was called."""
+
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        self.inner, self.threads = inner, set[int]()
+
+    def __get__(self, owner: Any, kind: type) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            self.threads.add(threading.get_ident())
+            return self.inner(owner, *args, **options)
+
+        return call
+
+
+@pytest.mark.parametrize("vad", [SILERO, EARSHOT])
+async def test_decoder_vad_and_echo_guard_never_run_on_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, vad: str
+) -> None:
+    """With losses, which are concealed, and while the agent speaks; loading the VAD counts, too."""
+    kind = VADS[vad]
+    work = [(OpusDecoder, "decode"), (OpusDecoder, "conceal"), (EchoGuard, "likelihood"), (EchoGuard, "sent")]
+    noted = {name: Noted(getattr(owner, name)) for owner, name in [*work, (kind, "probability"), (kind, "__init__")]}
+    for owner, name in [*work, (kind, "probability"), (kind, "__init__")]:
+        monkeypatch.setattr(owner, name, noted[name])
+    with ThreadPoolExecutor(2) as executor, ThreadPoolExecutor(1) as loader:
+        room = Room(executor, vad, loader=loader)
+        async with asyncio.timeout(60.0):
+            while not all(each.threads for each in noted.values()):
+                room.sequence += 1  # one is lost
+                room.ears.sent(np.zeros(FAR_RATE // 50, np.int16), room.clock.time)
+                await room.hear(noise(0.1))
+                await asyncio.sleep(0.01)  # justified: the threads take real time, and tell nobody
+        room.ears.close()
+    assert threading.get_ident() not in set[int]().union(*(each.threads for each in noted.values()))
 
 
 @pytest.mark.parametrize("vad", [SILERO, EARSHOT])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from agent import bench_heard
 from agent.heard import (
@@ -24,6 +25,7 @@ from agent.heard import (
     words,
     words_before,
 )
+from engine.runtime import Runtime
 
 RATE = 24_000
 
@@ -276,11 +278,22 @@ def test_words_end_one_after_another_and_the_last_of_a_complete_utterance_with_i
 # ---- the bench ------------------------------------------------------------------------------------------------------
 
 
-def test_a_recognisers_times_are_put_right_where_they_reach_into_a_silence() -> None:
-    understood = [("Good", 0.0, 0.2), ("morning.", 0.2, 0.9), ("hove", 0.9, 1.4)]
+def test_an_aligners_times_are_put_right_where_they_reach_into_a_silence() -> None:
+    aligned = [("Good", 0.0, 0.2), ("morning,", 0.2, 0.9), ("how", 0.9, 1.4)]
     silences = [(0.0, 0.1), (0.6, 1.0)]
-    assert bench_heard.halves("Good morning, how", understood, silences) == pytest.approx((0.15, 0.4, 1.2))
-    assert bench_heard.halves("Good morning, how are", understood, silences) is None
+    assert bench_heard.halves(aligned, silences) == pytest.approx((0.15, 0.4, 1.2))
+
+
+def test_parts_of_words_are_joined_and_punctuation_takes_no_time() -> None:
+    parts = [(" It", 0.0, 0.1), ("'s", 0.1, 0.2), (" fine", 0.2, 0.5), (",", 0.5, 0.9), (" Bob", 0.9, 1.2)]
+    marks = [(".", 1.2, 1.3), ("<|endoftext|>", 1.3, 1.3)]
+    assert bench_heard.joined([*parts, *marks]) == [("It's", 0.0, 0.2), ("fine", 0.2, 0.5), ("Bob", 0.9, 1.2)]
+
+
+def test_a_sentence_whose_words_are_not_all_found_is_no_reference(runtime: Runtime) -> None:
+    found = bench_heard.utterances(runtime, lambda pcm, rate, text: [("Good", 0.0, 0.2)], Console(quiet=True))
+    with pytest.raises(ValueError, match="Good morning, how can I help"):
+        next(found)
 
 
 def test_a_tone_is_the_same_at_the_recognisers_rate() -> None:

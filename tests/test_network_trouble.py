@@ -39,6 +39,8 @@ RECOVERS = 50
 """Packets: a second."""
 TEXT = "x" * 20
 """1.6 s of speech: the scripted engine says 80 ms a character."""
+LONG = "y" * 150
+"""12 s."""
 
 TROUBLES = {
     "1 % lost": Trouble(lost=1),
@@ -124,6 +126,10 @@ class House:
         track: Any = session.track
         wrap, self.payloads = track._wrapped, list[bytes]()
         track._wrapped = lambda payload: (self.payloads.append(payload), wrap(payload))[1]
+        stop, self.stopped_at = session.stop, list[int]()
+        """How many packets had been sent by then."""
+        inner: Any = session
+        inner.stop = lambda: (self.stopped_at.append(len(self.payloads)), stop())
         receiver = self.calls._peers[session.id]._hear
         assert receiver is not None
         self.microphone = Tape(receiver._buffer)
@@ -242,6 +248,54 @@ async def test_both_directions_survive_trouble(name: str, monkeypatch: pytest.Mo
         check_guesses(server.microphone, up)
         for tape, sent in ((hearing.tape, down), (server.microphone, up)):
             check_recovery(tape, sent)
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+async def test_through_any_trouble_a_stop_leaves_one_fade_to_be_sent_and_nothing_to_be_heard(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the network does to the stop and to the packets: from the moment in which the server has it, one more
+    packet is audible, under a fade, and what is late or doubled of those before brings nothing back."""
+    trouble = TROUBLES[name]
+    line = Line(media=trouble, others=trouble)
+    async with house(line, monkeypatch) as server:
+        async with Client.connect(str(server.http.make_url("/")), within=WITHIN) as call:
+            utterance, heard = call.speak(LONG), call.listen()
+            await until_loud(heard, 25)
+            call.stop()
+            spoken = await utterance
+            sent = len(server.payloads)
+            async with asyncio.timeout(WITHIN):
+                while len(server.payloads) < sent + RECOVERS:  # noqa: ASYNC110 - nothing else tells
+                    await asyncio.sleep(0.01)
+        assert spoken.reason == "cancelled"
+        assert LONG.startswith(spoken.heard)
+        assert spoken.heard != LONG
+        loud = loud_packets(server.payloads)
+        (at,) = server.stopped_at
+        assert sum(loud[:at]) >= 20, "it was speaking"
+        assert not any(loud[at + 1 : at + RECOVERS])
+        assert not any(is_loud(frame.samples) for frame in Taped.last.frames[-RECOVERS // 2 :])
+
+
+def loud_packets(payloads: list[bytes]) -> list[bool]:
+    """Of each, whether a listener who gets them all hears anything in it."""
+    decoder = OpusDecoder(RATE)
+    return [is_loud(decoder.decode(payload)) for payload in payloads]
+
+
+def is_loud(samples: Any) -> bool:
+    """Louder than what Opus leaves behind a fade of the scripted tone, whose amplitude is 12,000."""
+    return bool(np.abs(samples.astype(int)).max() > 1000)
+
+
+async def until_loud(frames: Any, count: int) -> None:
+    """Returns when so many loud frames were heard."""
+    async with asyncio.timeout(WITHIN):
+        async for frame in frames:
+            count -= is_loud(frame.samples)
+            if not count:
+                return
 
 
 async def test_a_call_is_made_though_the_first_of_everything_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

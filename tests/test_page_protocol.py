@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 
 from agent import protocol
 
+EVENTS = protocol.EVENTS[protocol.CHANNEL]
 WEB = Path(__file__).parents[1] / "web"
 Table = dict[str, list[str]]
 
@@ -25,12 +26,10 @@ def page_table(name: str) -> Table:
     return table
 
 
-def server_table(union: object) -> Table:
+def server_table(events: Mapping[str, type[msgspec.Struct]]) -> Table:
     return {
-        str(message.__struct_config__.tag): [
-            field.encode_name + ("" if field.required else "?") for field in msgspec.structs.fields(message)
-        ]
-        for message in get_args(union)
+        name: [field.encode_name + ("" if field.required else "?") for field in msgspec.structs.fields(message)]
+        for name, message in events.items()
     }
 
 
@@ -41,11 +40,11 @@ def page_constant(name: str) -> str:
 
 
 def test_client_messages_have_the_same_names_and_fields() -> None:
-    assert page_table("CLIENT") == server_table(protocol.ClientMessage)
+    assert page_table("CLIENT") == server_table(EVENTS.client)
 
 
 def test_server_messages_have_the_same_names_and_fields() -> None:
-    assert page_table("SERVER") == server_table(protocol.ServerMessage)
+    assert page_table("SERVER") == server_table(EVENTS.server)
 
 
 def test_channel_and_limit_are_the_same() -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent import protocol, realtime
 from agent.protocol import (
+    CHANNEL,
+    EVENTS,
     MAX_MESSAGE_BYTES,
     ClientMessage,
     Error,
@@ -167,7 +174,11 @@ def test_what_cannot_be_taken_says_where(text: str, words: str) -> None:
         ('{"type": "speak", "id": "a", "text": 5}', "speak", "text"),
         ('{"type": "stop", "now": true}', "stop", "now"),
         ('{"type": "stats", "packets_lost": 1.5}', "stats", "packets_lost"),
-        ('{"type": "speak", "id": "a", "text": "' + "x" * MAX_MESSAGE_BYTES + '"}', "speak", None),
+        ('{"type": "speak", "id": "a", "text": "' + "x" * MAX_MESSAGE_BYTES + '"}', "speak", "text"),
+        ('{"type": "speak", "id": "' + "x" * MAX_MESSAGE_BYTES + '"}', "speak", "id"),
+        ("[" + "1," * MAX_MESSAGE_BYTES + "1]", None, None),
+        ('{"' + "k" * MAX_MESSAGE_BYTES + '": 1}', None, "k" * 64),
+        ("{" + "x" * MAX_MESSAGE_BYTES, None, None),
     ],
 )
 def test_what_cannot_be_taken_is_named(text: str, event: str | None, field: str | None) -> None:
@@ -210,3 +221,62 @@ def test_text_survives_the_channel(text: str, name: str) -> None:
         return
     assert isinstance(spoken, Speak)
     assert (spoken.id, spoken.text) == (name, text)
+
+
+# ---- the one table ----------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+TABLES = {"protocol.py", "realtime.py"}
+"""Where an event's name stands, at its class."""
+OUTSIDE = {"browser.py", "wrtc.py", *(path.name for path in (ROOT / "agent").glob("bench_*.py"))}
+"""They listen from outside, as any client does, and know messages by their names."""
+
+
+def written_names(file: Path) -> set[str]:
+    """Of events, as a string in the code. `error`, `stop` and the like are words of other things, too."""
+    known = {name for of_channel in EVENTS.values() for side in of_channel for name in side if "." in name}
+    return {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)} & known
+
+
+def test_every_class_of_a_message_is_in_the_table_and_no_name_stands_twice() -> None:
+    for of_channel, module in ((EVENTS[CHANNEL], protocol), (EVENTS[realtime.CHANNEL], realtime)):
+        for base, side in ((module.Client, of_channel.client), (module.Server, of_channel.server)):
+            classes = [each for each in descendants(base) if each.__struct_config__.tag is not None]
+            assert {str(each.__struct_config__.tag): each for each in classes} == dict(side)
+            assert len(classes) == len(side)
+
+
+def descendants(base: Any) -> Iterator[Any]:
+    for each in base.__subclasses__():
+        yield each
+        yield from descendants(each)
+
+
+def test_no_other_module_of_the_server_names_an_event() -> None:
+    files = [path for path in (ROOT / "agent").glob("*.py") if path.name not in TABLES | OUTSIDE]
+    assert len(files) > 50
+    assert {path.name: written_names(path) for path in files if written_names(path)} == {}
+    for name in TABLES:
+        assert written_names(ROOT / "agent" / name), "the search finds what is there"
+
+
+@pytest.mark.parametrize("label", EVENTS)
+def test_a_message_is_read_as_its_class_in_the_table(label: str) -> None:
+    read = decode if label == CHANNEL else realtime.decode
+    for name, kind in EVENTS[label].client.items():
+        wanted = {field.encode_name for field in msgspec.structs.fields(kind) if field.required}
+        given = {"type": name, **{key: value for key, value in VALUES.items() if key in wanted}}
+        assert type(read(json.dumps(given))) is kind
+
+
+VALUES = {
+    "id": "a",
+    "text": "Hi.",
+    "on": True,
+    "session": {},
+    "item": {"type": "message"},
+    "item_id": "a",
+    "content_index": 0,
+    "audio_end_ms": 0,
+}
+"""Of the fields that must be there."""

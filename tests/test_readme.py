@@ -14,6 +14,7 @@ from readme import (
     determinism,
     elsewhere,
     embedding,
+    events,
     figures,
     gaps,
     h200_gaps,
@@ -46,6 +47,10 @@ def test_every_file_is_in_the_tree() -> None:
     for folder in ("engine", "agent"):
         for file in (ROOT / folder).glob("*.py"):
             assert file.name in tree or file.name == "__init__.py", f"{folder}/{file.name} is not in the README's tree"
+
+
+def test_every_event_is_named() -> None:
+    assert [row for row in README.splitlines() if row in events()] == events()
 
 
 def test_every_figure_comes_from_a_benchmark() -> None:

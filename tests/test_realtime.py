@@ -17,6 +17,7 @@ from scripted_talk import Talk, Thinker, saying
 
 from agent import realtime
 from agent.dialogue import Message, Role, Terms
+from agent.protocol import EVENTS
 from agent.realtime import EventError
 from agent.realtime_dialect import MAX_CREATED, MAX_NOTING, RealtimeDialect
 from agent.realtime_items import Entry, Items, Piece
@@ -749,6 +750,19 @@ async def test_what_is_no_event_at_all_is_an_error_too(executor: ThreadPoolExecu
     assert len(client.one("error")["error"]["message"]) <= 300
 
 
+async def test_an_event_that_is_too_long_is_named_with_the_field_that_makes_it_so(executor: ThreadPoolExecutor) -> None:
+    client = Client(executor, Thinker())
+    client.new()
+    event = {"type": "session.update", "event_id": "mine", "session": {"instructions": "x" * realtime.MAX_EVENT_BYTES}}
+    client.dialect.receive(json.dumps(event))
+    error = client.one("error")["error"]
+    assert (error["code"], error["param"], error["event_id"]) == ("too_long", "session", "mine")
+    assert error["message"].startswith("session.update: an event has at most 65536 bytes")
+    client.new()
+    client.send("session.update", session={})
+    assert client.new() == ["session.updated"], "the call goes on"
+
+
 async def test_a_commit_of_nothing_is_refused(executor: ThreadPoolExecutor) -> None:
     client = Client(executor, Thinker())
     client.send("session.update", session=detecting(None))
@@ -832,6 +846,7 @@ def of_type(kind: str) -> st.SearchStrategy[dict[str, Any]]:
     return right | right | right | wrong
 
 
+assert set(FIELDS) == set(EVENTS[realtime.CHANNEL].client)
 CLIENTS = st.sampled_from(sorted(FIELDS)).flatmap(of_type)
 ACTIONS = st.sampled_from(
     [

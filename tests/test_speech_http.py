@@ -17,6 +17,7 @@ import pytest
 from aiohttp import ClientPayloadError, ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 from numpy.typing import NDArray
+from scripted_engine import Engine, submit
 from scripted_runtime import SPEC, ScriptedRuntime, tone
 
 from agent import reading, speech_http
@@ -26,7 +27,7 @@ from agent.guard import Access, Guard, Handler
 from agent.reading import LOOKAHEAD, ReadingFailed, pieces, read_aloud
 from agent.speech_http import MAX_INPUT_CHARS
 from engine.clock import MonotonicClock
-from engine.core import Chunk, ErrorCode, FinishReason, Mode, Request
+from engine.core import Chunk, ErrorCode, Finished, FinishReason, Mode, Output, Request
 from engine.runtime import Runtime
 from engine.wav import HEADER_BYTES
 
@@ -257,6 +258,60 @@ def test_a_rate_that_opus_does_not_take_is_refused() -> None:
     with pytest.raises(ValueError, match="22050"):
         OggOpus(22_050)
     assert Plain(22_050).media_type == "audio/pcm; rate=22050; channels=1"
+
+
+# ---- when it is due -------------------------------------------------------------------------------------------
+
+
+class Scheduled(ScriptedRuntime):
+    """The production scheduler behind the route; `step` runs one of its steps, on a clock that moves by what steps
+    cost (tests/scripted_engine.py). Each utterance has so many frames."""
+
+    def __init__(self, *frames: int) -> None:
+        super().__init__()
+        self.scheduled = Engine(frames=dict(enumerate(frames, 1)))
+
+    def submit(self, request: Request, deliver: Callable[[Output], None]) -> int:
+        request_id = super().submit(request, deliver)
+        self.scheduled.submit(submit(request_id, follows=request.follows))
+        return request_id
+
+    def step(self) -> list[Output]:
+        """What it delivers."""
+        before = len(self.scheduled.outputs)
+        assert self.scheduled.step() is not None, "there is work"
+        outputs = self.scheduled.outputs[before:]
+        for output in outputs:
+            self.jobs[output.request_id].deliver(output)
+        return outputs
+
+    def due_at(self, request_id: int) -> float | None:
+        """When the scheduler wants the next chunk of it; None once it is over."""
+        stream = self.scheduled.scheduler._find(request_id)
+        return stream and stream.playback.deadline(self.scheduled.now)
+
+
+async def test_the_next_chunk_is_due_when_all_audio_since_the_first_output_has_been_played() -> None:
+    """Nobody says where the listener is: the deadline is the instant of the first output plus all audio since, over
+    every utterance of a text, however far ahead of that the engine is."""
+    engine, text = Scheduled(12, 12), " ".join([SENTENCE] * 8)
+    async with Site(engine) as site:
+        asking, _ = await site.begun(input=text, response_format="pcm")
+        await until(lambda: len(engine.jobs) == 2)
+        first_at, audio, ended, due = None, 0.0, 0, list[float | None]()
+        while ended < 2:
+            for output in engine.step():
+                ended += isinstance(output, Finished)
+                if isinstance(output, Chunk):
+                    first_at = first_at or engine.scheduled.now
+                    audio += output.pcm.size / 24_000
+                    due.append(engine.due_at(output.request_id))
+                    assert due[-1] in (None, pytest.approx(first_at + audio))
+        heard = await (await asking).read()
+    assert len(heard) == 2 * round(24_000 * audio) == 2 * 24 * SIZE
+    assert len(due) - due.count(None) >= 6
+    assert first_at is not None and engine.scheduled.now < first_at + audio - 0.5, "the engine was ahead"
+    assert not engine.playheads
 
 
 # ---- long texts -----------------------------------------------------------------------------------------------

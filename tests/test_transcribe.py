@@ -524,6 +524,41 @@ async def test_a_real_model_understands_the_embedded_voice(model: Path) -> None:
         await transcriber.close()
 
 
+def downloaded(model: Path, cache: Path) -> None:
+    """The model where faster-whisper finds what it has downloaded under the name `base` (huggingface_hub's cache)."""
+    repository = cache / "models--Systran--faster-whisper-base"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("a-revision")
+    (repository / "snapshots").mkdir()
+    (repository / "snapshots" / "a-revision").symlink_to(model)
+
+
+async def test_a_real_model_is_found_by_its_name(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is downloaded once; from then on it is there without a network, as here."""
+    downloaded(model, tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transcriber = make_transcriber(TranscriberConfig("faster-whisper", model="base", language="en", seconds=120))
+    await transcriber.start()
+    try:
+        text, audio = heard("1")
+        assert plain_words(await transcriber.transcribe(audio)) == plain_words(text)
+    finally:
+        await transcriber.close()
+
+
+async def test_a_name_that_cannot_be_downloaded_is_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("base", "no-such-size"):
+        transcriber = make_transcriber(TranscriberConfig("faster-whisper", model=name))
+        with pytest.raises(TranscribeError, match="cannot be loaded"):
+            await transcriber.start()
+        await transcriber.close()
+
+
 async def test_a_folder_that_holds_no_model_is_told_at_the_start(model: Path, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"junk")
     transcriber = make_transcriber(TranscriberConfig("faster-whisper", model=str(tmp_path)))

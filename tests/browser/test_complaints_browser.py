@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from agent.browser import Listener
+from agent.bench_browser import ASKS_DEAD_STUN, DEAD_STUN, connects
+from agent.browser import Listener, Served, tab
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
+GATHERING = 5.0
+"""Seconds that others wait for a server that does not answer."""
 SPY = """() => {
   window.asked = [];
   const note = (what) => asked.push(what);
@@ -43,3 +51,15 @@ async def test_the_button_of_a_refused_play_asks_again_inside_of_its_click(liste
     await listener.page.evaluate(SPY)
     assert await listener.page.evaluate(CLICK, "play") == ["resume", "play sound"]
     await listener.hang_up()
+
+
+async def test_a_browser_whose_stun_server_is_dead_is_answered_and_connects(browser: Browser, server: Served) -> None:
+    """The answer takes 5 to 6 s (aiortc#1183): the page's own connection asks a server that nobody has, as `bench
+    browser` has it; neither its offer nor the answer waits for that."""
+    calls = await connects(browser, server.url, 2, lambda done: None, ASKS_DEAD_STUN)
+    assert (calls.answer_ms.count, calls.ready_ms.count) == (2, 2)
+    assert calls.answer_ms.p50 < 1000.0 * GATHERING
+    async with tab(browser, server.url) as listener:
+        await listener.page.evaluate(f"{ASKS_DEAD_STUN}; null")  # else Playwright would call what it evaluates to
+        config = await listener.page.evaluate("new RTCPeerConnection({ iceServers: [] }).getConfiguration()")
+    assert config["iceServers"][0]["urls"] == [DEAD_STUN]

@@ -1,0 +1,33 @@
+"""What a client asks to have said, as the engine is asked for it. It knows neither calls nor queues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.protocol import Error, Speak
+from engine.core import ErrorCode, ModelSpec, Request, SamplingParams
+
+
+def unsayable(speak: Speak, max_chars: int) -> Error | None:
+    """Why this cannot be said in one utterance of at most so many characters."""
+    if not speak.text.strip():
+        return Error(code=ErrorCode.BAD_REQUEST, message="there is no text to say", id=speak.id, field="text")
+    if len(speak.text) > max_chars:
+        message = f"a text has at most {max_chars} characters, this one has {len(speak.text)}: say it in parts"
+        return Error(code=ErrorCode.TOO_LONG, message=message, id=speak.id, field="text")
+    return None
+
+
+def to_request(speak: Speak, spec: ModelSpec, epoch: int) -> Request:
+    """Raises RequestError, which names the field."""
+    sampling = sampling_of(spec.sampling, speak.seed, speak.temperature)
+    return Request(speak.text, sampling, speak.speaker, speak.instruction, epoch=epoch)
+
+
+def sampling_of(own: SamplingParams, seed: int | None, temperature: float | None) -> SamplingParams:
+    """The voice's own, with what a client wants otherwise. Raises RequestError, which names the field."""
+    return replace(
+        own,
+        seed=own.seed if seed is None else seed,
+        temperature=own.temperature if temperature is None else temperature,
+    )
