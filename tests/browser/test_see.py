@@ -512,7 +512,7 @@ PAINTED = """async ([from, actions]) => {
   new Painter(0.1, names, (ms) => `${ms} ms`, 4_000).paint(canvas, 0, history, from, 60_000);
   return painted;
 }"""
-"""Boxes and words, each with the name of its colour: at 10 pixels a second."""
+"""Boxes and words, each with the name of its colour: at 100 pixels a second."""
 
 
 async def painted(listener: Listener, *actions: list[Any], begin: float = 0) -> dict[str, list[dict[str, Any]]]:
@@ -551,7 +551,7 @@ async def test_a_stutter_and_a_cut_are_painted_where_they_were(listener: Listene
     assert left == pytest.approx(198.5)
     assert top < where["played"]["top"] and top + height > where["played"]["top"] + where["played"]["height"]
     assert [each["given"][0] for each in found["cut"] if each["what"] == "fillText"] == ["46 ms"]
-    beside = await painted(listener, ["cut", 2000, 46], view(15_000, 0), begin=16_000)
+    beside = await painted(listener, ["cut", 2000, 46], view(2100, 0), begin=3400)
     assert len(beside["cut"]) == 2, "its words reach 140 pixels beyond it, whatever is painted anew there"
 
 
