@@ -486,7 +486,7 @@ class Session:
             self._take_chunk(utterance, output)
         elif isinstance(output, Queued):
             self.send(SpeechQueued(id=utterance.id, wait_ms=1000 * output.wait))
-        else:
+        elif isinstance(output, End):
             self._take_end(utterance, output)
 
     def _take_end(self, utterance: Utterance, end: End) -> None:
