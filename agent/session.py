@@ -18,6 +18,7 @@ import msgspec
 
 from agent.allowance import Allowance
 from agent.listener import ListenerReports
+from agent.manner import Manner
 from agent.metrics import AgentMetrics
 from agent.opus import BIT_RATE, OpusEncoder
 from agent.playout import Cue, CueKind, Packet, PlayoutBuffer
@@ -39,6 +40,7 @@ from agent.protocol import (
     SpeechUnderrun,
     Stats,
     Stop,
+    VoiceCreate,
     Watch,
     decode,
 )
@@ -47,6 +49,8 @@ from agent.scene import Scene
 from agent.sight import Peer, Sight
 from agent.silencing import Silencing
 from agent.track import SpeechTrack
+from agent.voice_making import VoiceMaking
+from agent.voices import Voices, found
 from engine.checks import RequestError
 from engine.clock import Clock
 from engine.core import (
@@ -158,8 +162,13 @@ class Session:
         *,
         max_queued: int = MAX_QUEUED,
         bit_rate: int = BIT_RATE,
+        voices: Voices | None = None,
     ) -> None:
         self.id = session_id
+        self.manner = Manner()
+        """How all is said, unless a message says otherwise."""
+        self._voices = voices
+        self._making = VoiceMaking(voices, self.send, self.report) if voices is not None else None
         self._unsent: deque[ServerMessage] = deque(maxlen=MAX_UNSENT)
         self._out: Callable[[ServerMessage], None] = self._unsent.append
         self._watchers = list[Watcher]()
@@ -231,6 +240,7 @@ class Session:
             modes=tuple(sorted(spec.modes)),
             max_text_chars=spec.max_text_chars,
             max_queued=self._max_queued,
+            voices=self._voices.names if self._voices is not None else (),
         )
         self.send(created)
         if self.demo is not None:
@@ -271,6 +281,8 @@ class Session:
         match message:
             case Speak():
                 self.speak(message)
+            case VoiceCreate():
+                self._create_voice(message)
             case Stop():
                 self.stop()
             case Say():
@@ -284,6 +296,13 @@ class Session:
             case Ping(t=t):
                 self.pinged = True
                 self.send(Pong(t=t))
+
+    def _create_voice(self, create: VoiceCreate) -> None:
+        if self._making is None:
+            message = "voices cannot be made here"
+            self.report(Error(code=ErrorCode.BAD_REQUEST, message=message, id=create.id, field="type"))
+        else:
+            self._making.take(create)
 
     def _watch(self, on: bool) -> None:
         """The client wants to see how it is served, or not any more."""
@@ -416,6 +435,8 @@ class Session:
         self.refuse(OVER)
         if self.partner:
             self.partner.close()
+        if self._making is not None:
+            self._making.close()
         self._sight = None
         if self.scene is not None:
             self.scene.leave(self)
@@ -454,7 +475,8 @@ class Session:
         seed = sampling.seed if speak.seed is None else speak.seed
         temperature = sampling.temperature if speak.temperature is None else speak.temperature
         sampling = replace(sampling, seed=seed, temperature=temperature)
-        return Request(speak.text, sampling, speak.speaker, speak.instruction, epoch=self._buffer.epoch)
+        manner = self.manner.of(speak)
+        return manner.request(speak.text, sampling, found(self._voices, manner.voice), self._buffer.epoch)
 
     # ---- to and from the engine -------------------------------------------------------------------------------
 
