@@ -87,6 +87,7 @@ def serve_parser() -> argparse.ArgumentParser:
         help="what is being said may take so long after SIGTERM (default: %(default)s)",
     )
     add_options(parser)
+    add("--voices", type=Path, metavar="FOLDER", help="whose voices may be spoken with by name: see `voice`")
     add(
         "--demo",
         action="store_true",
@@ -121,6 +122,7 @@ def serve(argv: Sequence[str]) -> int:
             args.tls_key,
             answering=asked(args),
             drain=args.drain,
+            voices=args.voices,
             demo=args.demo,
         )
         server.run(config)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agent.manner import FIRST_SPEAKER, Manner
 from agent.protocol import Error, Speak
-from engine.core import ErrorCode, ModelSpec, Request, SamplingParams
+from engine.core import ErrorCode, ModelSpec, Reference, Request, SamplingParams
 
 
 def unsayable(speak: Speak, max_chars: int) -> Error | None:
@@ -18,16 +19,27 @@ def unsayable(speak: Speak, max_chars: int) -> Error | None:
     return None
 
 
-def to_request(speak: Speak, spec: ModelSpec, epoch: int) -> Request:
-    """Raises RequestError, which names the field."""
-    sampling = sampling_of(spec.sampling, speak.seed, speak.temperature)
-    return Request(speak.text, sampling, speak.speaker, speak.instruction, epoch=epoch)
+def to_request(speak: Speak, manner: Manner, spec: ModelSpec, reference: Reference | None, epoch: int) -> Request:
+    """A text said in this manner, and like the reference. Raises RequestError, which names the field."""
+    sampling = sampling_of(spec.sampling, speak.seed, speak.temperature, manner.cfg_scale)
+    return Request(
+        speak.text,
+        sampling,
+        FIRST_SPEAKER if manner.speaker is None else manner.speaker,
+        manner.instruction or "",
+        reference,
+        epoch,
+        language=manner.language or "",
+    )
 
 
-def sampling_of(own: SamplingParams, seed: int | None, temperature: float | None) -> SamplingParams:
+def sampling_of(
+    own: SamplingParams, seed: int | None, temperature: float | None, cfg_scale: float | None
+) -> SamplingParams:
     """The voice's own, with what a client wants otherwise. Raises RequestError, which names the field."""
     return replace(
         own,
         seed=own.seed if seed is None else seed,
         temperature=own.temperature if temperature is None else temperature,
+        cfg_scale=own.cfg_scale if cfg_scale is None else cfg_scale,
     )

@@ -14,16 +14,19 @@ from agent.answering import Answering
 from agent.conversation import Conversation
 from agent.demo import Demonstration, Switchable
 from agent.ears import Ears
+from agent.manner import Manner
 from agent.metrics import AgentMetrics
 from agent.opus import BIT_RATE, check_rate
 from agent.peer import PINGED_SILENCE, SILENCE, Peer
 from agent.receive import Receiver
 from agent.scene import Scene
 from agent.session import MAX_QUEUED, Engine, Session
+from agent.voices import Voices, found
 from engine.clock import Clock, MonotonicClock
 
 log = logging.getLogger(__name__)
 
+USUAL = Manner()
 LISTENING_THREADS = 1
 """That decode and judge every microphone, beside the event loop."""
 LISTENER_SECONDS = 0.3
@@ -54,7 +57,7 @@ class Calls:
     """Every open call. To be made on the event loop that serves them.
 
     `opened` is told of every new session, so that an application can speak in it; with `answering` there is somebody in
-    every call who listens and answers.
+    every call who listens and answers. `voices` are whom texts may be spoken like; they are closed with the calls.
     Raises ValueError for a voice whose sample rate Opus does not take.
     """
 
@@ -65,12 +68,14 @@ class Calls:
         clock: Clock | None = None,
         opened: Callable[[Session], None] = lambda session: None,
         answering: Answering | None = None,
+        voices: Voices | None = None,
     ) -> None:
         check_rate(engine.spec.sample_rate)
         self.limits = limits or CallLimits()
         self.metrics = AgentMetrics(engine.snapshot)
         self.draining = False
         self._engine, self._opened, self._answering = engine, opened, answering
+        self.voices = voices
         self._clock = clock or MonotonicClock()
         self._peers: dict[str, Peer] = {}
         self.speeches: set[asyncio.Task[Any]] = set()
@@ -98,8 +103,9 @@ class Calls:
             return "draining"
         return "ok" if self._engine.snapshot().get("engine_up", 1.0) else "down"
 
-    async def open(self, sdp: str) -> tuple[str, str]:
-        """Answers an offer: the call's id and the answer's SDP. Raises CallRefused and OfferError."""
+    async def open(self, sdp: str, manner: Manner = USUAL) -> tuple[str, str]:
+        """Answers an offer: the call's id and the answer's SDP. All is said in that manner, unless a message says
+        otherwise. Raises CallRefused, OfferError, and RequestError for a voice that is not there."""
         if self.draining:
             raise CallRefused("the server is about to end and takes no new call: call again later", retry_after=10.0)
         if len(self._peers) >= self.limits.max_peers:
@@ -107,8 +113,10 @@ class Calls:
         busy = self._engine.snapshot().get("retry_after_seconds", 0.0)
         if busy > 0:
             raise CallRefused("all voices are busy, a new caller would wait for too long: call again later", busy)
+        found(self.voices, manner.voice)
         asked_at = self._clock.now()
         peer = self._new_peer()
+        peer.session.manner = manner
         try:
             answer = await peer.answer(sdp)
             self._opened(peer.session)
@@ -151,6 +159,8 @@ class Calls:
             log.error("a call could not be closed", exc_info=failed)
         if self.demo is not None:
             await self.demo.close()  # now that nobody can ask for more
+        if self.voices is not None:
+            self.voices.close()
         self._encoders.shutdown()
         self._listeners.shutdown()
         self._loaders.shutdown()
@@ -168,6 +178,7 @@ class Calls:
             self.metrics,
             max_queued=self.limits.max_queued,
             bit_rate=self.limits.bit_rate,
+            voices=self.voices,
         )
         session.scene, session.demo = self.scene, self.demo
         self.scene.enter(session)

@@ -176,10 +176,13 @@ class Client:
         text: str,
         *,
         id: str | None = None,
-        speaker: str = "S0",
-        instruction: str = "",
+        speaker: str | None = None,
+        instruction: str | None = None,
         seed: int | None = None,
         temperature: float | None = None,
+        language: str | None = None,
+        voice: str | None = None,
+        cfg_scale: float | None = None,
     ) -> Utterance:
         """Has the text spoken, after whatever is queued; what is left out is the voice's own default.
 
@@ -190,7 +193,17 @@ class Client:
         if name in self._utterances:
             raise ValueError(f"{name} is being said already")
         self._send_counted(
-            Speak(id=name, text=text, speaker=speaker, instruction=instruction, seed=seed, temperature=temperature)
+            Speak(
+                id=name,
+                text=text,
+                speaker=speaker,
+                instruction=instruction,
+                seed=seed,
+                temperature=temperature,
+                language=language,
+                voice=voice,
+                cfg_scale=cfg_scale,
+            )
         )
         utterance = self._utterances[name] = Utterance(name, text)
         return utterance

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from agent.calls import CallRefused
 from agent.guard import Refusal, busy
 from agent.offer import OfferError
+from agent.protocol import MAX_REASON_CHARS
+from engine.checks import RequestError
 
 
 @contextmanager
@@ -20,5 +22,7 @@ def refusals() -> Iterator[None]:
         yield
     except OfferError as error:
         raise Refusal(400, "bad_request", str(error)) from error
+    except RequestError as error:
+        raise Refusal(400, "bad_request", str(error)[:MAX_REASON_CHARS]) from error
     except CallRefused as error:
         raise busy(error, error.retry_after) from error

@@ -17,7 +17,8 @@ from agent import realtime
 from agent.fault import UNREADABLE, field_of, longest, named
 
 CHANNEL = "breezert"
-MAX_MESSAGE_BYTES = 16 * 1024
+MAX_MESSAGE_BYTES = 64 * 1024
+"""What aiortc says that it takes."""
 MAX_REASON_CHARS = 300
 """Of an error's text that may quote what the client sent."""
 MAX_TYPE_CHARS = 64
@@ -34,14 +35,27 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Speak(Client, tag="speak", frozen=True):
-    """Say `text`, after whatever is already queued. Fields left out are the voice's own defaults."""
+    """Say `text`, after whatever is already queued. Fields left out are those of the offer's session, or the voice's
+    own defaults. voice: the id of one that was created, or the name of one that the server has, to speak like."""
 
     id: Id
     text: str
-    speaker: str = "S0"
-    instruction: str = ""
+    speaker: str | None = None
+    instruction: str | None = None
     seed: int | None = None
     temperature: float | None = None
+    language: str | None = None
+    voice: str | None = None
+    cfg_scale: float | None = None
+
+
+class VoiceCreate(Client, tag="voice.create", frozen=True):
+    """Make a voice of a recording in which `text` is said, word by word: a file of 1 to 30 s of one person's speech, as
+    WAV, FLAC, Ogg, MP3 or M4A, in base64. `id` comes back with the answer. Larger files: POST /voices."""
+
+    id: Id
+    text: str
+    audio: str
 
 
 class Stop(Client, tag="stop", frozen=True):
@@ -96,8 +110,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SessionCreated(Server, tag="session.created", frozen=True):
-    """The first message of a call: what the voice can do. speakers: who can speak, its own first; left out where nobody
-    has a name."""
+    """The first message of a call: what the voice can do. speakers: who can speak, its own first; voices: the names of
+    those that it can speak like. Each is left out where there is none."""
 
     id: str
     voice: str
@@ -107,6 +121,16 @@ class SessionCreated(Server, tag="session.created", frozen=True):
     max_text_chars: int
     max_queued: int
     speakers: tuple[str, ...] = ()
+    voices: tuple[str, ...] = ()
+
+
+class VoiceCreated(Server, tag="voice.created", frozen=True):
+    """The answer to a voice.create of that `id`: `voice` is what to speak like, of so many seconds of speech. It is
+    kept in memory, until others take its place."""
+
+    id: str
+    voice: str
+    seconds: float
 
 
 class SpeechQueued(Server, tag="speech.queued", frozen=True):
@@ -293,7 +317,7 @@ class Pong(Server, tag="pong", frozen=True):
     t: float | None = None
 
 
-ClientMessage = Speak | Stop | Say | Stats | Watch | Demo | Ping
+ClientMessage = Speak | VoiceCreate | Stop | Say | Stats | Watch | Demo | Ping
 SpeechMessage = (
     SpeechQueued | SpeechStarted | SpeechProgress | SpeechUnderrun | SpeechPaused | SpeechContinued | SpeechStopped
 )
@@ -302,7 +326,7 @@ TurnMessage = SpeechSilenced | TurnStarted | TurnStopped | TurnEnded | TurnText 
 """What becomes of a conversation."""
 ShownMessage = View | SpeechWaterfall | DemoState
 """How the server works, for those who watch."""
-ServerMessage = SessionCreated | SpeechMessage | TurnMessage | ShownMessage | Error | Pong
+ServerMessage = SessionCreated | VoiceCreated | SpeechMessage | TurnMessage | ShownMessage | Error | Pong
 
 
 class Events(NamedTuple):

@@ -27,9 +27,11 @@ from agent.door import ROUTE, Door, MalformedFilter, noting
 from agent.guard import Access, AccessError, is_loopback
 from agent.server import attach
 from agent.trouble import OutsideError
+from agent.voices import Voices
 from engine.clock import MonotonicClock
 from engine.messages import RuntimeConfig
 from engine.runtime import EngineError, Runtime
+from engine.voice_folder import VoiceFolder
 
 access_log = logging.getLogger("agent.access")
 
@@ -58,6 +60,8 @@ class ServeConfig:
     """Who answers what callers say."""
     drain: float = 10.0
     """Seconds that running utterances have after SIGTERM."""
+    voices: Path | None = None
+    """A folder of voices with a name."""
     demo: bool = False
     """Callers may change load, policy and the network that they are shown with."""
 
@@ -77,6 +81,8 @@ class AccessLog(AbstractAccessLogger):
 def run(config: ServeConfig, started: Callable[[RuntimeConfig], Runtime] = Runtime.start) -> None:
     """Serves until SIGTERM or SIGINT. Raises ServeError, before the voice is loaded where that can be known."""
     tls = tls_context(config)
+    if config.voices is not None and not config.voices.is_dir():
+        raise ServeError(f"--voices: expected a folder, got {config.voices}; `breezert voice add` makes one")
     logging.getLogger("aiohttp.server").addFilter(MalformedFilter())
     with bound(config.access.host, config.port) as sock:
         try:
@@ -99,6 +105,7 @@ async def serve(config: ServeConfig, runtime: Runtime, sock: socket.socket, tls:
             limits=config.limits,
             answering=config.answering,
             show=runtime if config.demo else None,
+            voices=Voices(runtime, VoiceFolder(config.voices) if config.voices else None),
         )
     except ValueError as error:
         raise ServeError(str(error)) from error

@@ -1,11 +1,13 @@
 """The routes: offer, calls, health, metrics, page. It does not know WebRTC, or what is said.
 
-    POST   /offer        {sdp, type} -> {sdp, type, id},      token
+    POST   /offer        {sdp, type, session?} -> {sdp, type, id},    token
                          or 503 and Retry-After while busy
     DELETE /calls/{id}                                        token
     POST   /whep         an offer's SDP -> the answer's       token
     PATCH, DELETE        the call that its Location names     token
     POST   /v1/audio/speech     JSON -> wav, pcm or Ogg Opus  token
+    POST   /voices       a recording -> a voice's id          token
+    DELETE /voices/{id}                                       token
     POST   /v1/realtime/calls   an offer's SDP -> the answer's, where somebody answers; token or a client's key
     POST   /v1/realtime/calls/{id}/hangup, DELETE /v1/realtime/calls/{id}    token
     POST   /v1/realtime/client_secrets    a key for one call  token
@@ -24,16 +26,20 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from agent import page, realtime_routes, speech_http, whep
+from agent import page, realtime_routes, speech_http, voices_http, whep
 from agent.answering import Answering
 from agent.calls import CallLimits, Calls
 from agent.demo import Switchable
 from agent.guard import Access, Guard, Handler, Refusal, read_body
+from agent.manner import Manner
 from agent.opening import refusals
+from agent.protocol import MAX_REASON_CHARS
 from agent.session import Engine, Session
+from agent.voices import Voices
 from engine.clock import MonotonicClock
 
 
@@ -47,15 +53,17 @@ def attach(
     opened: Callable[[Session], None] = lambda session: None,
     answering: Answering | None = None,
     show: Switchable | None = None,
+    voices: Voices | None = None,
 ) -> Calls:
     """Adds the routes to an application below `prefix`, and returns its calls; they end with the application.
 
     `opened` is told of every new session. `answering` says who listens and answers in every call; brain and transcriber
     are started and closed with the application. `show`, the engine itself, lets callers change what it is shown with,
-    see agent.demo. Raises ValueError for a voice whose sample rate Opus does not take.
+    see agent.demo. `voices` lets them make voices of recordings, and speak like these; they are closed with the
+    application, too. Raises ValueError for a voice whose sample rate Opus does not take.
     """
     clock = MonotonicClock()
-    calls = Calls(engine, limits, clock, opened, answering)
+    calls = Calls(engine, limits, clock, opened, answering, voices)
     if show is not None:
         calls.demonstrate(show)
     guard = Guard(access or Access(), clock, lambda status: calls.metrics.refused.labels(status).inc())
@@ -76,6 +84,8 @@ def attach(
         realtime_routes.add_routes(add, guard, calls)
     whep.add_routes(add, guard, calls)
     speech_http.add_routes(add, guard, calls, engine)
+    if voices is not None:
+        voices_http.add_routes(add, guard, voices, engine.spec)
     for path, handler in page.files():
         add("GET", path, handler)
     app.middlewares.append(guard.wrap_unmatched(prefix))
@@ -105,9 +115,9 @@ class Routes:
         self._calls = calls
 
     async def offer(self, request: web.Request) -> web.StreamResponse:
-        sdp = offered(await read_body(request))
+        sdp, manner = offered(await read_body(request))
         with refusals():
-            call_id, answer = await self._calls.open(sdp)
+            call_id, answer = await self._calls.open(sdp, manner)
         return web.json_response({"sdp": answer, "type": "answer", "id": call_id})
 
     async def hang_up(self, request: web.Request) -> web.StreamResponse:
@@ -133,12 +143,15 @@ class Routes:
         return web.Response(body=self._calls.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def offered(body: bytes) -> str:
-    """The SDP in the JSON of an offer. Raises Refusal that says what was expected."""
+def offered(body: bytes) -> tuple[str, Manner]:
+    """The SDP in the JSON of an offer, and how all is to be said. Raises Refusal that says what was expected."""
     try:
         message: Any = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Refusal(400, "bad_request", f"the body must be JSON: {error}") from error
     if not isinstance(message, dict) or not isinstance(message.get("sdp"), str) or message.get("type") != "offer":
         raise Refusal(400, "bad_request", 'the body must be {"sdp": "...", "type": "offer"}')
-    return str(message["sdp"])
+    try:
+        return str(message["sdp"]), msgspec.convert(message.get("session", {}), Manner)
+    except msgspec.ValidationError as error:
+        raise Refusal(400, "bad_request", f"session: {error}"[:MAX_REASON_CHARS]) from error

@@ -19,6 +19,7 @@ import msgspec
 from agent.allowance import Allowance
 from agent.asking import to_request, unsayable
 from agent.listener import ListenerReports
+from agent.manner import Manner
 from agent.metrics import AgentMetrics
 from agent.opus import BIT_RATE, OpusEncoder
 from agent.playout import Cue, CueKind, Packet, PlayoutBuffer
@@ -40,6 +41,7 @@ from agent.protocol import (
     SpeechUnderrun,
     Stats,
     Stop,
+    VoiceCreate,
     Watch,
     decode,
 )
@@ -48,6 +50,8 @@ from agent.scene import Scene
 from agent.sight import Peer, Sight, Steps
 from agent.silencing import Silencing
 from agent.track import SpeechTrack
+from agent.voice_making import VoiceMaking
+from agent.voices import Voices, found
 from engine.checks import RequestError
 from engine.clock import Clock
 from engine.core import (
@@ -158,8 +162,13 @@ class Session:
         *,
         max_queued: int = MAX_QUEUED,
         bit_rate: int = BIT_RATE,
+        voices: Voices | None = None,
     ) -> None:
         self.id = session_id
+        self.manner = Manner()
+        """How all is said, unless a message says otherwise."""
+        self._voices = voices
+        self._making = VoiceMaking(voices, self.send, self.report) if voices is not None else None
         self._unsent: deque[ServerMessage] = deque(maxlen=MAX_UNSENT)
         self._out: Callable[[ServerMessage], None] = self._unsent.append
         self._watchers = list[Watcher]()
@@ -232,6 +241,7 @@ class Session:
             max_text_chars=spec.max_text_chars,
             max_queued=self._max_queued,
             speakers=spec.speakers,
+            voices=self._voices.names if self._voices is not None else (),
         )
         self.send(created)
         if self.demo is not None:
@@ -272,6 +282,8 @@ class Session:
         match message:
             case Speak():
                 self.speak(message)
+            case VoiceCreate():
+                self._create_voice(message)
             case Stop():
                 self.stop()
             case Say():
@@ -285,6 +297,13 @@ class Session:
             case Ping(t=t):
                 self.pinged = True
                 self.send(Pong(t=t))
+
+    def _create_voice(self, create: VoiceCreate) -> None:
+        if self._making is None:
+            message = "voices cannot be made here"
+            self.report(Error(code=ErrorCode.BAD_REQUEST, message=message, id=create.id, field="type"))
+        else:
+            self._making.take(create)
 
     def _watch(self, on: bool) -> None:
         """The client wants to see how it is served, or not any more."""
@@ -337,7 +356,9 @@ class Session:
             self.report(problem)
             return False
         try:
-            request = to_request(speak, self._engine.spec, self._buffer.epoch)
+            manner = self.manner.of(speak)
+            reference = found(self._voices, manner.voice)
+            request = to_request(speak, manner, self._engine.spec, reference, self._buffer.epoch)
         except RequestError as error:
             message = str(error)[:MAX_REASON_CHARS]
             self.report(Error(code=ErrorCode.BAD_REQUEST, message=message, id=speak.id, field=error.field))
@@ -416,6 +437,8 @@ class Session:
         self.refuse(OVER)
         if self.partner:
             self.partner.close()
+        if self._making is not None:
+            self._making.close()
         self._sight = None
         if self.scene is not None:
             self.scene.leave(self)
@@ -475,7 +498,7 @@ class Session:
             self._take_chunk(utterance, output)
         elif isinstance(output, Queued):
             self.send(SpeechQueued(id=utterance.id, wait_ms=1000 * output.wait))
-        else:
+        elif isinstance(output, End):
             self._take_end(utterance, output)
 
     def _take_end(self, utterance: Utterance, end: End) -> None:

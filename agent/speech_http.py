@@ -29,10 +29,12 @@ from agent.asking import sampling_of
 from agent.calls import Calls
 from agent.container import CONTAINERS, Container
 from agent.guard import AddRoute, Guard, Refusal, read_body
+from agent.manner import FIRST_SPEAKER
 from agent.protocol import MAX_REASON_CHARS
 from agent.reading import ReadingFailed, pieces, read_aloud
 from agent.sentences import MAX_CHARS, speakable
 from agent.session import FAILED, Engine
+from agent.voices import Voices
 from engine.checks import RequestError
 from engine.clock import Clock, MonotonicClock
 from engine.core import PCM, ErrorCode, FinishReason, Mode, ModelSpec, Request
@@ -52,7 +54,6 @@ LOOK_SECONDS = 0.05
 """Between two looks at whether the client is still there: aiohttp tells a handler only once it writes."""
 DRAINING_SECONDS = 10.0
 CROWDED_SECONDS = 2.0
-FIRST_SPEAKER = "S0"
 OWN = ("", "default")
 """Names of the voice's first speaker, beside its tag and the voice's own name."""
 
@@ -61,17 +62,20 @@ PARAMS = {"text": "input", "speaker": "voice", "instruction": "instructions"}
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a client asks for: OpenAI's fields, and two of this engine's."""
+    """What a client asks for: OpenAI's fields, and four of this engine's."""
 
     input: str
     model: Annotated[str, Meta(pattern=r"\A[ -~]{0,200}\Z")] = ""
     """Any: there is one. It comes back in the OpenAI-Model header."""
     voice: str = ""
-    """Who speaks: a speaker's tag such as S1; the voice's name, `default` or nothing for its first one."""
+    """Who speaks: a speaker's tag such as S1; the id of a voice that was made, or the name of one that the server has,
+    to speak like; the engine's own name, `default` or nothing for its first one."""
     response_format: str = "wav"
     speed: float = 1.0
     stream_format: str = "audio"
     instructions: str = ""
+    language: str = ""
+    cfg_scale: float | None = None
     seed: int | None = None
     temperature: float | None = None
 
@@ -117,7 +121,7 @@ class SpeechRoutes:
     async def speak(self, request: web.Request) -> web.StreamResponse:
         """One speech, from its order to its last byte. Raises Fault."""
         order = ordered(await self._body(request))
-        requests = to_requests(order, self._engine.spec)
+        requests = to_requests(order, self._engine.spec, self._calls.voices)
         self._check_room()
         task = asyncio.current_task()
         assert task is not None, "a handler runs in a task"
@@ -257,19 +261,21 @@ def ordered(body: bytes) -> Order:
         raise Fault(400, "bad_request", str(error), field and (field[1] or field[2])) from error
 
 
-def to_requests(order: Order, spec: ModelSpec) -> list[Request]:
+def to_requests(order: Order, spec: ModelSpec, voices: Voices | None = None) -> list[Request]:
     """The utterances that the order asks for. Raises Fault.
 
     Longer texts than MAX_CHARS are cut at sentences: the voice's longest text may speak for longer than its max_frames.
     """
     check(order, spec)
     try:
-        sampling = sampling_of(spec.sampling, order.seed, order.temperature)
+        sampling = sampling_of(spec.sampling, order.seed, order.temperature, order.cfg_scale)
+        reference = voices.find(order.voice) if voices is not None and voices.has(order.voice) else None
     except RequestError as error:
         raise Fault(400, "bad_request", str(error), str(error).partition(" ")[0]) from error
-    speaker = FIRST_SPEAKER if order.voice in (*OWN, spec.name) else order.voice
+    first = reference is not None or order.voice in (*OWN, spec.name)
+    speaker, how, language = FIRST_SPEAKER if first else order.voice, order.instructions, order.language
     texts = pieces(order.input, min(MAX_CHARS, spec.max_text_chars))
-    return [Request(text, sampling, speaker, order.instructions) for text in texts]
+    return [Request(text, sampling, speaker, how, reference, language=language) for text in texts]
 
 
 def check(order: Order, spec: ModelSpec) -> None:

@@ -40,6 +40,7 @@ from agent.transcribe import Function as TranscriberFunction
 from agent.trouble import SettingsError
 from agent.turn import Settings
 from agent.turn_end import TurnEnd
+from agent.voices import Voices
 from agent.words import Backchannels
 from engine.core import FinishReason
 
@@ -107,6 +108,8 @@ class VoiceAgent:
     backchannels: words and short phrases that do not interrupt the agent, beside those of words.py. It takes a
         transcriber to tell them from a short "stop"; without one, all that is short does not.
 
+    voices: lets callers make voices of recordings and speak like these; None: nobody can.
+
     Hooks are called one after the other in every call, in the order of what happened, never in the middle of it; an
     async one is awaited before the next. What one raises is logged, and harms nobody. One that takes time is to be
     async: all calls wait for a plain one.
@@ -138,6 +141,7 @@ class VoiceAgent:
         backchannels: Collection[str] = (),
         limits: CallLimits | None = None,
         access: Access | None = None,
+        voices: Voices | None = None,
         on_call: Hook | None = None,
         on_turn_started: Hook | None = None,
         on_text: TextHook | None = None,
@@ -148,7 +152,7 @@ class VoiceAgent:
     ) -> None:
         if vad is not None:
             vads.check(vad)
-        self._engine, self._limits, self._access = engine, limits, access
+        self._engine, self._limits, self._access, self._voices = engine, limits, access, voices
         self._hooks: dict[str, Callable[..., object]] = {
             name: hook
             for name, hook in {
@@ -200,6 +204,7 @@ class VoiceAgent:
             limits=self._limits,
             opened=self._open,
             answering=self._answering,
+            voices=self._voices,
         )
         return self._calls
 

@@ -1,4 +1,4 @@
-"""The engine's commands: say, verify, simulate, bench, calibrate. They need no WebRTC package."""
+"""The engine's commands: say, voice, verify, simulate, bench, calibrate. They need no WebRTC package."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING
 from engine import __version__, profiles
 from engine.bench_commands import add_bench_commands
 from engine.command import add_voice_options, command, console, runtime_config, started
-from engine.core import Request, SamplingParams
+from engine.core import Reference, Request, SamplingParams
 from engine.machine import check_writable, describe, write_json
 from engine.options import number, positive, positive_number, ppm, seed, setting, share, whole
 from engine.policies import NAMES as POLICIES
 from engine.profile import Profile
+from engine.reference import check_cloning, check_transcript
+from engine.voice_commands import add_folder_option, add_voice_commands, read_recording
+from engine.voice_folder import VoiceFolder
 
 if TYPE_CHECKING:
     from engine.command import Commands
     from engine.contest import Race
+    from engine.runtime import Runtime
 
 REQUESTS, SWEEP_SEEDS = 300, 20
 """Of `simulate`, unless it is told otherwise."""
@@ -36,9 +40,12 @@ def say(args: argparse.Namespace) -> int:
     from engine.say import check_output, print_stats, say
 
     check_output(args.output)
+    check_reference_options(args)
+    recording = read_recording(args.ref_audio) if args.ref_audio else b""
     with started(runtime_config(args)) as runtime:
         settings = sampling(args, runtime.spec.sampling)
-        request = Request(args.text, settings, args.speaker, args.instruction, language=args.language)
+        voice = reference(args, runtime, recording)
+        request = Request(args.text, settings, args.speaker, args.instruction, voice, language=args.language)
         stats = say(runtime, request, args.output, console)
         if args.stats:
             print_stats(stats, console)
@@ -50,6 +57,30 @@ def sampling(args: argparse.Namespace, own: SamplingParams) -> SamplingParams:
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     least = min(own.min_frames, given.get("max_frames", own.max_frames))
     return replace(own, **{"min_frames": least} | given)
+
+
+def check_reference_options(args: argparse.Namespace) -> None:
+    """Raises ValueError for options that go with others only."""
+    if args.ref_audio and args.ref_voice:
+        raise ValueError("--ref-audio and --ref-voice are two voices: give one")
+    if bool(args.ref_audio) != (args.ref_text is not None):
+        raise ValueError("--ref-audio needs --ref-text, which is what the recording says, and the other way round")
+    if bool(args.ref_voice) != bool(args.voices):
+        raise ValueError("--ref-voice needs --voices, the folder that it is in, and the other way round")
+    if args.ref_text is not None:
+        check_transcript(args.ref_text)
+
+
+def reference(args: argparse.Namespace, runtime: Runtime, recording: bytes) -> Reference | None:
+    """Whom to speak like, if anybody. Raises RequestError and CloneFailed."""
+    if args.ref_audio:
+        return runtime.clone(recording, args.ref_text)
+    if not args.ref_voice:
+        return None
+    check_cloning(runtime.spec)
+    voice = VoiceFolder(args.voices).read(args.ref_voice)
+    voice.check(runtime.spec)
+    return voice.reference
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -219,6 +250,7 @@ def add_engine_commands(commands: Commands) -> Commands:
     p = command(commands, "verify", verify, "compare a checkpoint with its expected tensors")
     p.add_argument("folder", type=Path, help="holds checkpoint/ and expected*.safetensors")
     add_simulate_options(command(commands, "simulate", simulate, "compare scheduling policies on a fake clock"))
+    add_voice_commands(commands)
     kinds = add_bench_commands(commands.add_parser("bench", help="measure the real engine", allow_abbrev=False))
     p = command(commands, "calibrate", calibrate, "measure stage costs for the Predictor")
     p.add_argument("-o", "--output", dest="json", required=True, metavar="FILE", help="JSON file for --profile, or -")
@@ -245,6 +277,15 @@ def add_say_options(p: argparse.ArgumentParser) -> None:
         help="who speaks, of a voice that knows several: a name, or S1 for its second (default: %(default)s)",
     )
     p.add_argument("--instruction", default="", help="how to speak, where the voice understands instructions")
+    p.add_argument(
+        "--ref-audio",
+        type=Path,
+        metavar="FILE",
+        help="speak like this recording: 1 to 30 seconds as WAV, FLAC, Ogg, MP3 or M4A, where the voice clones",
+    )
+    p.add_argument("--ref-text", metavar="TEXT", help="what is said in it, word by word")
+    p.add_argument("--ref-voice", metavar="NAME", help="speak like this one of --voices")
+    add_folder_option(p)
     p.add_argument("--language", default="", help="of the text, where the voice knows several (default: it tells)")
     for name, (kind, text) in SAMPLING.items():
         p.add_argument(f"--{name.replace('_', '-')}", type=setting(name, kind), help=text)

@@ -19,7 +19,7 @@ from rich.table import Table
 from engine import device as devices
 from engine.bench import SENTENCES, first_audio, fixed, p50_p95_ms
 from engine.clock import MonotonicClock
-from engine.core import Request, Stage
+from engine.core import SPEAKING, Request, Stage
 from engine.messages import RuntimeConfig
 from engine.policies import PREDICTOR
 from engine.runtime import Runtime
@@ -28,7 +28,7 @@ STEPS: Mapping[str, tuple[frozenset[Stage], str]] = {
     "eager-16": (frozenset(), "fixed-chunks"),
     "progressive": (frozenset(), PREDICTOR),
     "depth-compiled": (frozenset({Stage.DEPTH}), PREDICTOR),
-    "graphs": (frozenset(Stage), PREDICTOR),
+    "graphs": (frozenset(SPEAKING), PREDICTOR),
 }
 """Stages that are captured graphs, and the policy: the one of eager-16 has 16 frames in its first chunk."""
 WORDS: Mapping[str, str] = {

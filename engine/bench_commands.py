@@ -27,6 +27,8 @@ GAPS_REQUESTS = 60
 """Of `bench gaps`: at a load of 1, about four minutes."""
 LEAST_FRAMES = 16
 """Of `bench concurrency`: the first chunk of plain PyTorch."""
+TEXT, TRANSCRIPT = "Good morning, how can I help?", "The train to the coast leaves from platform nine."
+"""Of `bench voices`."""
 JSON = "write all figures there; - is standard output"
 
 
@@ -190,6 +192,16 @@ def add_gaps_options(parser: argparse.ArgumentParser) -> None:
     add("--json", metavar="FILE", help=JSON)
 
 
+def voices(args: argparse.Namespace) -> int:
+    from engine import bench_voices
+
+    with started(replace(runtime_config(args), max_wait=inf)) as runtime:
+        done = bench_voices.run(runtime, args.text, args.ref_text, args.seconds, args.runs, console)
+        if args.json:
+            write_json(args.json, {**describe(runtime.device, args.argv), **done.to_dict()})
+    return 0
+
+
 def add_bench_commands(p: argparse.ArgumentParser) -> Commands:
     """The kinds of `bench`."""
     kinds = p.add_subparsers(required=True, metavar="WHAT")
@@ -245,6 +257,15 @@ def add_bench_commands(p: argparse.ArgumentParser) -> Commands:
     how = "Three engines, one after the other: nothing is compiled before the first, the second finds what that one "
     how += "compiled, the third runs everything op by op. A device without graphs (the CPU) has only the last."
     p = command(kinds, "start", start, "how long an engine takes until it can speak", how)
+    p.add_argument("--json", metavar="FILE", help=JSON)
+    add_voice_options(p)
+    how = "Encodes noise by the production loop with random weights of the published encoder's size, then has the "
+    how += "voice speak: as itself, like a recording that is new, and like it again. The voice must be able to clone."
+    p = command(kinds, "voices", voices, "encoding a recording, and first audio with it", how)
+    p.add_argument("--seconds", type=positive_number, default=10.0, metavar="S", help="of it (default: %(default)s)")
+    p.add_argument("--runs", type=positive, default=20, metavar="N", help="of each (default: %(default)s)")
+    p.add_argument("--text", default=TEXT, help="what is said (default: %(default)s)")
+    p.add_argument("--ref-text", default=TRANSCRIPT, help="what the noise is taken to say (default: %(default)s)")
     p.add_argument("--json", metavar="FILE", help=JSON)
     add_voice_options(p)
     return kinds

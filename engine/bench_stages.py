@@ -21,7 +21,7 @@ from engine import device as devices
 from engine.bench import fitting, p50_p95_ms
 from engine.calibrate import lockstep
 from engine.clock import Clock, MonotonicClock
-from engine.core import Limits, ModelSpec, Stage, Step
+from engine.core import SPEAKING, Limits, ModelSpec, Stage, Step
 from engine.executor import Executor, load
 from engine.kv_cache import PagedKV
 from engine.messages import RuntimeConfig
@@ -128,8 +128,7 @@ class Sizes:
                 return weights + sum(self.frame + self.position * (prompts[x.request_id] + x.start + 1) for x in rows)
             case Stage.DEPTH:
                 return weights + self.frame * len(rows)
-            case Stage.CODEC:
-                return weights + self.stream * len(rows)
+        return weights + self.stream * len(rows)
 
 
 def parameter_bytes(*modules: nn.Module) -> int:
@@ -202,7 +201,7 @@ def run(config: RuntimeConfig, batches: Sequence[int] | None, runs: int, console
     """A row for each shape, printed at the end; None are those of BATCHES that the engine has slots for. Raises
     ValueError for larger ones, and what engine.executor.load raises."""
     clock, (model, executor, limits) = MonotonicClock(), loaded(config, console)
-    most = min(limits.num_slots, *limits.max_batch.values())
+    most = min(limits.num_slots, *(limits.max_batch[stage] for stage in SPEAKING))
     chosen, speed = fitting("--batches", batches, BATCHES, most), bandwidth(model.device, clock)
     watch = Stopwatch(executor, model.spec, limits, Sizes.of(model, executor.state.kv), clock)
     plan = [(batch, tokens, i) for batch in chosen for tokens in PROMPTS for i in range(runs + 1)]

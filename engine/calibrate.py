@@ -6,17 +6,21 @@ what the Predictor makes of the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from multiprocessing.connection import Connection
+from typing import Protocol
 
+import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from engine import chunking
+from engine import chunking, encoding
 from engine.checks import RequestError
 from engine.clock import Clock, MonotonicClock
 from engine.core import (
+    SPEAKING,
     Admission,
     Chunk,
     Limits,
@@ -28,6 +32,7 @@ from engine.core import (
     SamplingParams,
     Stage,
     Step,
+    StepResult,
     TextSegment,
 )
 from engine.executor import Executor
@@ -42,6 +47,8 @@ SENTENCE = "The train to the coast leaves from platform nine in about twelve min
 MAX_FRAMES = sum(chunking.LADDER)
 """Of a script: each chunk size once."""
 WARM_BATCHES = (1, 2)
+WARM_ROUNDS = 2
+"""Of recordings: the Predictor does not believe a single one."""
 HASTY_BATCHES = (1,)
 """Of an engine that is to start at once, slow as it is: a round of eager steps takes a device half a second."""
 PROMPTS = (16, 32, 64, 128, 256, 512)
@@ -50,6 +57,12 @@ FEW = 10
 """Rounds at least of every shape; more are not spent on what no scheduler would choose: steps that share the device
 and yet take longer than Limits.max_step_seconds."""
 OPENING = frozenset({Stage.TEXT, Stage.PREFILL})
+
+
+class Runs(Protocol):
+    """What runs a step."""
+
+    def run(self, step: Step) -> StepResult: ...
 
 
 def warm_up(
@@ -70,11 +83,15 @@ def warm_up(
             for step, seconds in exercise(model, executor, limits, batch, clock):
                 if i:
                     predictor.observe(step, seconds)
+    if model.encoder is not None:
+        for step, seconds in listening(executor, model.spec, limits, clock):
+            predictor.observe(step, seconds)
 
 
 def batches(limits: Limits, wanted: Sequence[int]) -> list[int]:
     """The wanted batch sizes that the limits allow."""
-    return [batch for batch in wanted if batch <= min(limits.num_slots, *limits.max_batch.values())]
+    most = min(limits.num_slots, *(limits.max_batch[stage] for stage in SPEAKING))
+    return [batch for batch in wanted if batch <= most]
 
 
 def exercise(
@@ -89,6 +106,43 @@ def exercise(
         started = clock.now()
         executor.run(step)
         yield step, clock.now() - started
+
+
+def listening(
+    executor: Runs, spec: ModelSpec, limits: Limits, clock: Clock, rounds: int = WARM_ROUNDS
+) -> Iterator[tuple[Step, float]]:
+    """Recordings becoming codes: pieces of every length for one of them, then as many at once as there are places, in
+    pieces of the longest that takes no step longer than Limits.max_step_seconds; the first round is thrown away."""
+    longest = encoding.PIECES[0]
+    for frames in encoding.PIECES:
+        fastest = yield from _listened(executor, heard(spec, 1, frames), clock, rounds)
+        if fastest > limits.max_step_seconds:
+            break
+        longest = frames
+    for batch in [batch for batch in limits.batches if 1 < batch <= limits.max_batch[Stage.ENCODE]]:
+        fastest = yield from _listened(executor, heard(spec, batch, longest), clock, rounds)
+        if fastest > limits.max_step_seconds:
+            break
+
+
+def _listened(executor: Runs, step: Step, clock: Clock, rounds: int) -> Generator[tuple[Step, float], None, float]:
+    """The step as often, but for the first time; returns its fewest seconds."""
+    fastest = inf
+    for i in range(rounds + 1):
+        started = clock.now()
+        executor.run(step)
+        elapsed = clock.now() - started
+        if i:
+            yield step, elapsed
+            fastest = min(fastest, elapsed)
+    return fastest
+
+
+def heard(spec: ModelSpec, batch: int, frames: int) -> Step:
+    """The first frames of so many recordings, of silence: what they say costs nothing."""
+    samples = np.zeros(frames * spec.samples_per_frame, np.float32)
+    rows = (Row(-1 - i, (1 + i,), 0, frames, final=True, samples=samples) for i in range(batch))
+    return Step(Stage.ENCODE, tuple(rows))
 
 
 def lockstep(spec: ModelSpec, limits: Limits, batch: int, tokens: int = PROMPT_TOKENS) -> Iterator[Step]:
@@ -177,6 +231,8 @@ def calibrate(model: Model, executor: Executor, limits: Limits, runs: int, conso
         calibration = Calibration(model.spec, executor, limits, reader, clock)
         for _, batch, i in track(plan, description="measuring stages", console=console):
             calibration.round(batch, i)
+        if model.encoder is not None:
+            calibration.listen(FEW)
     return replace(calibration.profile, tokens_per_char=tokens_per_char(model))
 
 
@@ -214,6 +270,11 @@ class Calibration:
                 if step.stage is Stage.CODEC and not whole:
                     break
 
+    def listen(self, rounds: int) -> None:
+        """To recordings."""
+        for step, elapsed in listening(self._executor, self._spec, self._limits, self._clock, rounds):
+            self._note(step, elapsed)
+
     def _lengths(self, batch: int) -> list[int]:
         """Of the prompts that there is room for."""
         return sorted({usual(self._spec, self._limits, batch, tokens)[0][0].length for tokens in PROMPTS})
@@ -234,8 +295,11 @@ class Calibration:
         started = self._clock.now()
         result = self._executor.run(step)
         elapsed = self._clock.now() - started
+        self._note(step, elapsed)
+        for row, pcm, codes in zip(step.rows, result.pcm, result.codes, strict=False):  # only codec steps have audio
+            self._reader.send(Chunk(row.request_id, 0, row.start, pcm, codes, 0.0))
+
+    def _note(self, step: Step, elapsed: float) -> None:
         key = step.stage, step.batch, step.length
         self._costs.setdefault(key, []).append(max(1e-6, round(elapsed, 6)))
         self._order.append(key)
-        for row, pcm, codes in zip(step.rows, result.pcm, result.codes, strict=False):  # only codec steps have audio
-            self._reader.send(Chunk(row.request_id, 0, row.start, pcm, codes, 0.0))

@@ -3,7 +3,8 @@
 In order of precedence:
   1. A playing stream whose slack is smaller than the step that a new caller would run: the one with the least slack.
   2. A new caller, first come first: first audio counts most.
-  3. The playing stream with the least slack.
+  3. A recording that is to become codes, while no playing stream has little slack: it takes longer than first audio.
+  4. The playing stream with the least slack.
 Those one stage behind go first, so that they share the step (waiting for batch-mates), if all have time for that; for a
 new caller's step only while the device is strained, or if one of them would soon interrupt new callers anyway.
 Whoever is ready for the same stage then joins, if that saves enough time (of a new caller: if it costs the others less
@@ -23,7 +24,7 @@ from engine.core import Limits, Stage, num_sequences
 from engine.policy import Candidate, Decision
 from engine.predictor import Pace, Predictor
 
-CODEC = Stage.CODEC
+CODEC, ENCODE = Stage.CODEC, Stage.ENCODE
 SLACK = attrgetter("slack")
 OPENING = (Stage.TEXT, Stage.PREFILL, Stage.DEPTH, Stage.CODEC)
 """A new caller's way to first audio."""
@@ -33,6 +34,9 @@ SAVING = 0.1
 """Share of the time of two separate steps that a shared one must save: it lasts longer than either, and whoever comes
 meanwhile waits for its end."""
 
+LEISURE = 4
+"""Times what a recording's step costs, that playing streams must have as slack for it: some of them take three times as
+long, and it comes again and again, so that all would soon have as little as is allowed."""
 EASE = 1.5
 """Seconds of slack that half of the playing streams have while the device has time to spare: then a new caller's steps
 do not wait for batch-mates."""
@@ -78,14 +82,18 @@ class Choice:
             if sooner := self._sooner(batch, playing):
                 return Decision(sooner, f"they can still share the {leader.stage} step of {leader.stream.request_id}")
             return Decision(batch, "the least slack" if leader is playing[0] else "late unless it goes first")
+        starting.sort(key=_encodes)
         cost = self._alone(starting[0])
+        if starting[0].stage is ENCODE:
+            cost *= LEISURE
         urgent = playing[: bisect_left(playing, cost, key=SLACK)]
         leader = self._first(urgent) if urgent else starting[0]
         batch = self._batch(leader, urgent + starting + playing[len(urgent) :])
         brings = self._strained(playing) or (not urgent and self._pressed(leader, playing))
         if brings and (sooner := self._sooner(batch, playing)):
             return Decision(sooner, f"they can still share the {leader.stage} step of {leader.stream.request_id}")
-        return Decision(batch, "its slack is less than a new caller's step" if urgent else "start priority")
+        why = "no new caller waits" if leader.stage is ENCODE else "start priority"
+        return Decision(batch, "its slack is less than a new caller's step" if urgent else why)
 
     def _alone(self, candidate: Candidate) -> float:
         """Seconds of its step without mates."""
@@ -112,6 +120,8 @@ class Choice:
         usual, most, longest_step = (length, guided), self.limits.max_batch[stage], self.limits.max_step_seconds
         batch, alike = [leader], stage is not CODEC  # below: Candidate.joins, without its calls
         mates = [c for c in everyone if c.stage is stage and c is not leader and (alike or c.count == length)]
+        if stage is ENCODE:
+            mates = [c for c in mates if c.joins(leader)]
         alone = cost = self._alone(leader)
         time, rest = (self._time(leader, alone, everyone), self._rest(leader)) if mates else (0.0, 0.0)
         for mate in mates:
@@ -188,6 +198,10 @@ class Choice:
             slack = min(slack, c.slack + usual if c.stage is stage else c.slack)
         fits = together <= self.limits.max_step_seconds and sooner + together <= slack
         return first if fits and _pays(together, apart) else None
+
+
+def _encodes(candidate: Candidate) -> bool:
+    return candidate.stage is ENCODE
 
 
 def _pays(together: float, apart: float) -> bool:

@@ -23,7 +23,7 @@ from engine.codec_transformer import CausalTransformer
 from engine.config import Section
 from engine.prepared import Prepared
 from engine.transformer import MAX_LAYERS, LayersConfig, read_dimensions
-from engine.weights import CheckpointError, outlines, stored
+from engine.weights import CheckpointError, StoredTensor, outlines, stored
 from engine.weights import load as load_weights
 
 ONLY = {
@@ -119,6 +119,35 @@ class EncoderState:
     columns: Tensor
     seen: list[Tensor]
     frames: Tensor
+
+    @classmethod
+    def joined(cls, states: Sequence[EncoderState]) -> EncoderState:
+        """The states of single recordings that have had equally many frames, as one of them all."""
+        if len(states) == 1:
+            return states[0]
+        seen = [torch.stack(places, 1).flatten(0, 1) for places in zip(*(state.seen for state in states), strict=True)]
+        return cls(
+            torch.cat([state.rest for state in states]),
+            torch.cat([state.columns for state in states]),
+            seen,
+            torch.cat([state.frames for state in states]),
+        )
+
+    def parted(self) -> list[EncoderState]:
+        """The state of each recording by itself."""
+        if len(self.frames) == 1:
+            return [self]
+        batch = len(self.frames)
+        places = [x.view(-1, batch, x.shape[1]) for x in self.seen]
+        return [
+            EncoderState(
+                self.rest[i : i + 1].clone(),
+                self.columns[i : i + 1].clone(),
+                [place[:, i].contiguous() for place in places],
+                self.frames[i : i + 1].clone(),
+            )
+            for i in range(batch)
+        ]
 
     def keep_first(self, batch: int) -> None:
         """Forgets all but the first so many recordings."""
@@ -302,6 +331,14 @@ class CodecEncoder(nn.Module):
         codes: Tensor = self.quantizer(latents.flatten(0, 1))
         return codes.view(*latents.shape[:2], self.config.num_codebooks)
 
+    def piece(self, samples: Tensor, lengths: Sequence[int], state: EncoderState) -> Tensor:
+        """The next whole frames [B, T * samples_per_frame] -> codes [B, T, K], of which a recording that ends in them,
+        after so many samples, has as many as these make; its state is of no use behind it."""
+        short = min(lengths) < samples.shape[1]
+        return self.codes(
+            self._latents(samples, state, torch.tensor(lengths, device=samples.device) if short else None)
+        )
+
     def rows(self, recordings: Sequence[Tensor], piece_frames: int = PIECE_FRAMES) -> list[Tensor]:
         """Recordings [N] float32 of any lengths, each at least a sample -> the codes [T, K] int64 of each.
 
@@ -332,8 +369,7 @@ class CodecEncoder(nn.Module):
             left = [length - start for length in lengths if length > start]
             piece = padded[: len(left), start : start + piece_frames * size]
             state.keep_first(len(left))
-            ends = None if left[-1] >= piece.shape[1] else torch.tensor(left, device=piece.device)
-            yield self.codes(self._latents(piece, state, ends))
+            yield self.piece(piece, left, state)
 
     def stages(self, samples: Tensor) -> Iterator[tuple[str, Tensor]]:
         """What forward computes on its way: samples [B, N] -> pairs of a name and [B, channels, columns].
@@ -380,13 +416,21 @@ def skipped(config: EncoderConfig) -> tuple[str, ...]:
 
 def load(folder: Path, *, device: torch.device | str) -> CodecEncoder:
     """The encoder in a checkpoint folder of Breeze TTS 2. Raises CheckpointError, also where there is none."""
-    tensors = stored(folder / "audio_tokenizer")
-    if not any(name.startswith("encoder.") for name in tensors):
+    codec = folder / "audio_tokenizer"
+    encoder = find(Section.read(codec / "config.json"), stored(codec), device=device)
+    if encoder is None:
         raise CheckpointError(
-            f"{folder / 'audio_tokenizer'}: expected the codec's encoder, found no tensor encoder.*; this voice cannot "
-            "take a recording as its reference: give codes, or a checkpoint folder with the encoder"
+            f"{codec}: expected the codec's encoder, found no tensor encoder.*; this voice cannot take a recording as "
+            "its reference: give codes, or a checkpoint folder with the encoder"
         )
-    config = EncoderConfig.from_dict(Section.read(folder / "audio_tokenizer" / "config.json"))
+    return encoder
+
+
+def find(audio: Section, tensors: Mapping[str, StoredTensor], *, device: torch.device | str) -> CodecEncoder | None:
+    """The encoder among a codec's tensors, with the codec's config, if it is there. Raises CheckpointError."""
+    if not any(name.startswith("encoder.") for name in tensors):
+        return None
+    config = EncoderConfig.from_dict(audio)
     with outlines():
         encoder = CodecEncoder(config)
     skip = skipped(config)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from engine import profiles
-from engine.core import Stage
+from engine.core import SPEAKING
 from engine.dimensions import DIMENSIONS
 from engine.messages import EMBEDDED_VOICE, RuntimeConfig
 from engine.options import positive
@@ -77,7 +77,7 @@ def runtime_config(args: argparse.Namespace) -> RuntimeConfig:
         slots=args.slots,
         threads=args.threads,
         random_weights=args.random_weights,
-        graphs=frozenset() if args.eager else frozenset(Stage),
+        graphs=frozenset() if args.eager else frozenset(SPEAKING),
         profile=profiles.find(args.profile) if args.profile else None,
         explain=args.explain,
         normalise=None if args.normalise is None else args.normalise == "on",

@@ -5,7 +5,7 @@ It knows neither torch nor time: instants come from a Clock, tensors stay inside
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -19,23 +19,33 @@ PCM = NDArray[np.int16]
 """Mono samples at ModelSpec.sample_rate, shape [samples]."""
 Codes = NDArray[np.int16]
 """Codec ids, shape [frames, codebooks]."""
+Samples = NDArray[np.float32]
+"""Of a recording, mono at ModelSpec.sample_rate in [-1, 1], shape [samples]."""
 
 MOST_SAMPLES = 2**53
 """Of one request's audio that can have been played: more no float counts exactly."""
 MOST_SECONDS = 1e15
 """Of an instant or a duration that anybody tells: beyond, a float has no fractions of a second."""
+MOST_RECORDED = 2_000_000
+"""Samples of a recording: more than a minute of them."""
 MOST_OF_A_VECTOR = 1e6
 """Of a number in a speaker's vector: no encoder says more."""
 
 
 class Stage(StrEnum):
-    """A kind of device work. PREFILL and DECODE are the two phases of the backbone."""
+    """A kind of device work. PREFILL and DECODE are the two phases of the backbone; ENCODE turns a recording into
+    codes, and is no part of an utterance."""
 
     TEXT = "text"
     PREFILL = "prefill"
     DECODE = "decode"
     DEPTH = "depth"
     CODEC = "codec"
+    ENCODE = "encode"
+
+
+SPEAKING = tuple(stage for stage in Stage if stage is not Stage.ENCODE)
+"""The stages of an utterance."""
 
 
 class Mode(StrEnum):
@@ -197,6 +207,15 @@ class Overlay:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefix:
+    """The beginning of a prompt that is the voice's and not the text's. Where keys are equal, so is all that the
+    backbone receives in these positions, and with that what it keeps of them."""
+
+    key: bytes
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class PromptRow:
     """What one backbone sequence receives, in order."""
 
@@ -205,6 +224,7 @@ class PromptRow:
     trailing: int = 0
     """So many of the last tokens are not of the prompt: of a model whose text goes on while it speaks, one is added to
     each frame that is fed back, and the last of them to all further frames."""
+    prefix: Prefix | None = None
 
     @property
     def length(self) -> int:
@@ -218,6 +238,14 @@ class PromptRow:
     @property
     def text_tokens(self) -> int:
         return sum(s.length for s in self.segments if isinstance(s, TextSegment))
+
+    def behind(self, position: int) -> Iterator[tuple[int, TextSegment | ReferenceSegment]]:
+        """Each segment that does not end before the position, with its own first one."""
+        start = 0
+        for segment in self.segments:
+            if start + segment.length > position:
+                yield start, segment
+            start += segment.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +289,8 @@ class ModelSpec:
     """What a request may name; empty: none."""
     guided: bool = False
     """Whether an instruction may take a second backbone sequence (classifier-free guidance)."""
+    encodes: bool = False
+    """Whether a recording can be turned into codes: its codec's encoder is there."""
 
     @property
     def frame_seconds(self) -> float:
@@ -304,6 +334,8 @@ class Admission:
     sampling: SamplingParams
     pages: tuple[tuple[int, ...], ...]
     """Page ids, one tuple for each of the prompt's rows, enough for prompt and frames."""
+    shared: int = 0
+    """Positions at the beginning whose keys and values are in their pages already."""
 
 
 @dataclass(slots=True)  # not frozen: that would take 0.6 us more for each row of each step
@@ -311,18 +343,22 @@ class Row:
     """One request's part of a step; nobody changes it.
 
     start and count are positions in the prompt for PREFILL, frame indices for DECODE (the frame that is fed back),
-    DEPTH (the frame that is made) and CODEC (the frames that become audio); TEXT has 0 and its token count.
+    DEPTH (the frame that is made), CODEC (the frames that become audio) and ENCODE (of the recording); TEXT has 0 and
+    its token count.
     """
 
     request_id: int
     slots: tuple[int, ...]
-    """One slot for each of the prompt's rows; the first also holds depth, codec and sampling state."""
+    """One slot for each of the prompt's rows; the first also holds depth, codec and sampling state. ENCODE: a place for
+    a recording's past."""
     start: int = 0
     count: int = 1
     final: bool = False
-    """PREFILL only: the prompt ends here, so code 0 of frame 0 is drawn."""
+    """PREFILL: the prompt ends here, so code 0 of frame 0 is drawn. ENCODE: the recording ends here."""
     admission: Admission | None = None
     """TEXT only."""
+    samples: Samples | None = field(default=None, compare=False, repr=False)
+    """ENCODE only: those of the frames."""
 
 
 DOUBLED = frozenset({Stage.PREFILL, Stage.DECODE, Stage.DEPTH})
@@ -343,7 +379,7 @@ class Step:
     rows: tuple[Row, ...]
     sequences: int = field(init=False, repr=False, compare=False)
     length: int = field(init=False, repr=False, compare=False)
-    """The longest row: tokens for TEXT and PREFILL, frames for CODEC, 1 elsewhere."""
+    """The longest row: tokens for TEXT and PREFILL, frames for CODEC and ENCODE, 1 elsewhere."""
 
     def __post_init__(self) -> None:
         guided = True in [len(row.slots) > 1 for row in self.rows]
@@ -364,7 +400,7 @@ class StepResult:
     pcm: tuple[PCM, ...] = ()
     """CODEC."""
     codes: tuple[Codes, ...] = ()
-    """CODEC: the frames that the audio was made from."""
+    """CODEC: the frames that the audio was made from. ENCODE: those that the samples became."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +414,24 @@ class Submit:
     follows: int | None = None
     submitted_at: float | None = None
     """When its caller handed it in (the engine's clock, CLOCK_MONOTONIC); None: at the moment."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encode:
+    """A recording enters, to become codes. Raises RequestError for what is no recording."""
+
+    request_id: int
+    samples: Samples
+    submitted_at: float | None = None
+    """As in Submit."""
+
+    def __post_init__(self) -> None:
+        check_id("request_id", self.request_id)
+        samples = self.samples
+        flat = isinstance(samples, np.ndarray) and samples.dtype == np.float32 and samples.ndim == 1
+        check(flat, "samples", "a row of float32", samples)
+        check(0 < samples.size <= MOST_RECORDED, "samples", f"from 1 to {MOST_RECORDED}", samples.size)
+        check(bool(np.isfinite(samples).all()), "samples", "numbers", samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +479,7 @@ class Playhead:
         check_range("jitter", self.jitter, 0.0, MOST_SECONDS)
 
 
-Event = Submit | Refused | Cancel | Playhead
+Event = Submit | Encode | Refused | Cancel | Playhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,6 +512,15 @@ class Chunk:
     made_at: float | None = None
     """When the engine handed it over (its clock, CLOCK_MONOTONIC): what it takes from then on to arrive is delivery
     jitter. None: not told."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """What a recording became; Finished follows."""
+
+    request_id: int
+    codes: Codes
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,4 +573,4 @@ class Failed:
 
 End = Finished | Failed
 """One of them is the last output of every request."""
-Output = Queued | Chunk | End
+Output = Queued | Chunk | Encoded | End

@@ -124,6 +124,8 @@ class ProfileCosts:
             return min(shape[0], sequences) * max(1, min(shape[1], length))
 
         measured = self._measured[stage]
+        if not measured:
+            raise ValueError(f"expected a profile with samples of {stage}, got none: calibrate a voice that has it")
         nearest = max(sorted(measured), key=common)
         more = sequences * max(1, length) / common(nearest)
         return tuple(more * seconds for seconds in measured[nearest])

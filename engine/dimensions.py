@@ -48,8 +48,37 @@ CODEC: Mapping[str, Any] = {
     "upsampling_ratios": [2, 2],
 }
 
+ENCODED: Mapping[str, Any] = {
+    "input_sample_rate": 24_000,
+    "encode_downsample_rate": 1920,
+    "encoder_valid_num_quantizers": 16,
+}
+ENCODER: Mapping[str, Any] = {
+    "kernel_size": 7,
+    "residual_kernel_size": 3,
+    "last_kernel_size": 3,
+    "compress": 2,
+    "upsampling_ratios": [8, 6, 5, 4],
+    "norm_eps": 1e-5,
+    "rope_theta": 10_000,
+    "num_quantizers": 32,
+}
+
 PUBLISHED_CODEC: Mapping[str, Any] = {
     **AUDIO,
+    **ENCODED,
+    "encoder_config": {
+        **ENCODER,
+        "num_filters": 64,
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "intermediate_size": 2048,
+        "codebook_size": 2048,
+        "codebook_dim": 256,
+    },
     "decoder_config": {
         **CODEC,
         "codebook_size": 2048,
@@ -167,6 +196,19 @@ TINY: Mapping[str, Any] = {
     },
     "audio_tokenizer": {
         **AUDIO,
+        **ENCODED,
+        "encoder_config": {
+            **ENCODER,
+            "num_filters": 4,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "intermediate_size": 64,
+            "codebook_size": 32,
+            "codebook_dim": 16,
+        },
         "decoder_config": {
             **CODEC,
             "codebook_size": 32,

@@ -16,6 +16,7 @@ from engine.metrics import Count, Metrics
 from engine.pages import PageAllocator
 from engine.playback import Playback
 from engine.policy import Waits
+from engine.prefixes import Prefixes
 from engine.room import Place, Room
 from engine.stream import Stream, frame_limit, pages_needed
 
@@ -33,6 +34,7 @@ class Entrance:
         """Seconds that a playing stream lacked when last planned: no new caller begins before that is over."""
         self._limits, self._room, self._metrics = limits, room, metrics
         self._pages = PageAllocator(limits.num_pages)
+        self._prefixes = Prefixes(self._pages)
         self._slots = PageAllocator(limits.num_slots)  # numbers that are given out, like pages
         self._queue: dict[int, Stream] = {}
         self._said: dict[int, tuple[Playback, Place | None]] = {}
@@ -50,7 +52,8 @@ class Entrance:
         return {
             "requests_queued": float(len(self._queue)),
             "slots_free": float(self._slots.num_free),
-            "pages_free": float(self._pages.num_free),
+            "pages_free": float(self._pages.num_free + self._prefixes.idle()),
+            "prefix_pages": float(self._prefixes.num_pages),
             "retry_after_seconds": self._retry_after(),
         }
 
@@ -123,7 +126,8 @@ class Entrance:
         waiting = [stream for stream in self._queue.values() if not stream.in_reply]
         rows = [stream.num_rows for stream in waiting] + [1] * more
         pages = sum(sum(stream.pages_needed) for stream in waiting) + more * self._usual_pages
-        if self._slots.num_free >= sum(rows) and self._pages.num_free >= pages and self._fits(rows):
+        free = self._pages.num_free + self._prefixes.idle()
+        if self._slots.num_free >= sum(rows) and free >= pages and self._fits(rows):
             return self.strain
         return self._room.wait(rows)
 
@@ -175,16 +179,38 @@ class Entrance:
         """All that the stream may ever need, or nothing: who was admitted cannot run out later."""
         if self._lacking(stream):
             return False
-        slots, pages = self._slots.allocate(stream.num_rows), self._pages.allocate(sum(stream.pages_needed))
+        own, shared = self._own_pages(stream), self._share(stream)
+        self._prefixes.make_room(own)
+        slots, pages = self._slots.allocate(stream.num_rows), self._pages.allocate(own)
         assert slots is not None and pages is not None, f"{stream.request_id} lacks nothing, and gets nothing"
-        stream.hold(slots, pages)
+        stream.hold(slots, pages, shared)
         return True
+
+    def _share(self, stream: Stream) -> tuple[int, ...]:
+        """The pages that hold its prompt's prefix, if some do: it is one of their holders now, with each row."""
+        if stream.prefix is None:
+            return ()
+        there = bool(self._prefixes.find(stream.prefix.key))
+        self._metrics.count(Count.PREFIX_HITS if there else Count.PREFIX_MISSES)
+        return self._prefixes.take(stream.prefix.key, stream.num_rows) if there else ()
+
+    def _own_pages(self, stream: Stream) -> int:
+        """Those that it would share with nobody."""
+        shared = len(self._prefixes.find(stream.prefix.key)) if stream.prefix else 0
+        return sum(stream.pages_needed) - stream.num_rows * shared
+
+    def keep(self, stream: Stream) -> None:
+        """Its prompt's prefix is in its pages now: whoever comes next may share them."""
+        assert stream.prefix is not None, f"{stream.request_id} has no prefix"
+        pages = stream.prefix.length // self._limits.page_size
+        self._prefixes.keep(stream.prefix.key, stream.pages[0][:pages])
 
     def _lacking(self, stream: Stream) -> str:
         """What it cannot begin without, if anything."""
         if self._slots.num_free < stream.num_rows:
             return "slots"
-        return "pages" if self._pages.num_free < sum(stream.pages_needed) else ""
+        free = self._pages.num_free + self._prefixes.idle(beside=stream.prefix.key if stream.prefix else b"")
+        return "pages" if free < self._own_pages(stream) else ""
 
     def free(self, stream: Stream) -> None:
         """Take back what an ended stream held."""

@@ -9,15 +9,17 @@ half of what the chip can do. It knows no scheduling.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from random import Random
 
 from engine.chunking import LADDER
 from engine.core import Limits, Stage
+from engine.encoding import PIECES
 from engine.profile import CostKey, Profile
 
 NAME = "h200-estimate"
 LIMITS = Limits(num_slots=128, num_pages=128 * 128, max_batch=dict.fromkeys(Stage, 16))
-BATCHES = (1, 2, 4, 8, 16, 32)
+BATCHES, RECORDINGS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16)
 TOKENS = (16, 32, 64, 128, 256, 512)
 DECODE = {1: 1.9e-3}
 DEPTH = {1: 12.0e-3, 2: 12.0e-3, 16: 12.6e-3, 32: 13.4e-3}
@@ -28,6 +30,8 @@ PREFILL_BASE, PREFILL_TOKEN = 2.5e-3, 2.82e9 / 400e12
 """The measured decode step with larger kernels; 2.82 GFLOP a token."""
 KEYS_AND_VALUES = 114688 * 500 / 4.3e12
 """Seconds to read those of one sequence at 500 positions."""
+ENCODE_BASE, ENCODE_FRAME = 3.0e-3, 0.44e9 / 30e12
+"""300 launches; 5.5 GFLOP for a second of a recording."""
 CODEC_BASE, CODEC_FRAME = 1.6e-3, 4.961e9 / 30e12
 SAMPLES = 64
 
@@ -61,6 +65,8 @@ def costs() -> Iterator[tuple[CostKey, float, str]]:
         yield (Stage.DEPTH, batch, 1), _depth(batch), _source(batch in DEPTH)
         for frames in LADDER:
             yield (Stage.CODEC, batch, frames), CODEC_BASE + CODEC_FRAME * frames * batch, "estimated"
+    for batch, frames in product(RECORDINGS, PIECES):
+        yield (Stage.ENCODE, batch, frames), ENCODE_BASE + ENCODE_FRAME * frames * batch, "estimated"
 
 
 def _depth(batch: int) -> float:

@@ -23,7 +23,6 @@ from engine.core import (
     Codes,
     Limits,
     Overlay,
-    PromptRow,
     ReferenceSegment,
     Row,
     Stage,
@@ -31,6 +30,7 @@ from engine.core import (
     StepResult,
     TextSegment,
 )
+from engine.encoder_places import MAX_RECORDINGS, EncoderPlaces
 from engine.messages import RuntimeConfig
 from engine.models import Model, State
 from engine.sampling import ANY, GREEDY, settings
@@ -86,7 +86,9 @@ class Executor:
             Stage.DECODE: self._decode,
             Stage.DEPTH: self._depth,
             Stage.CODEC: self._codec,
+            Stage.ENCODE: self._listen,
         }
+        self._places = EncoderPlaces(model.encoder, model.device) if model.encoder is not None else None
 
     @property
     def state(self) -> State:
@@ -170,7 +172,7 @@ class Executor:
         for slot, pages, prompt in zip(row.slots, admission.pages, admission.prompt.rows, strict=True):
             self._lengths[slot], self._text_ends[slot] = prompt.length, prompt.text_end
             self.state.sampling.note(slot, admission.sampling)
-            for start, segment in placed(prompt):
+            for start, segment in prompt.behind(admission.shared):
                 if isinstance(segment, TextSegment):
                     yield Place(slot, start, segment, admission, pages)
 
@@ -193,7 +195,7 @@ class Executor:
         assert row.admission is not None
         end = (0,) * self.model.spec.num_codebooks
         for slot, prompt in zip(row.slots, row.admission.prompt.rows, strict=True):
-            for start, segment in placed(prompt):
+            for start, segment in prompt.behind(row.admission.shared):
                 if isinstance(segment, ReferenceSegment):
                     codes = torch.tensor([*segment.frames, end], device=self.device)
                     self.stages.prompts[slot, start : start + segment.length] = self.model.embed_frames(codes)
@@ -289,13 +291,11 @@ class Executor:
             codes += list(ids[: len(part)])
         return StepResult(pcm=tuple(pcm), codes=tuple(codes))
 
+    # ---- recordings ----
 
-def placed(prompt: PromptRow) -> Iterator[tuple[int, TextSegment | ReferenceSegment]]:
-    """Each segment with its first position."""
-    start = 0
-    for segment in prompt.segments:
-        yield start, segment
-        start += segment.length
+    def _listen(self, rows: tuple[Row, ...]) -> StepResult:
+        assert self._places is not None, f"{self.model.spec.name} has no encoder"
+        return StepResult(codes=tuple(self._places.run(rows)))
 
 
 def blank(fields: Sequence[tuple[int, ...]]) -> list[NDArray[np.int64]]:
@@ -339,7 +339,8 @@ def default_limits(model: Model, slots: int) -> Limits:
     """Room for every slot to reach the model's last position, or as many pages as the device has memory for: a request
     holds what it may need at most, and one that finds too little waits. Raises RuntimeError if none fits."""
     limits = Limits(num_slots=slots)
-    limits = replace(limits, max_batch=dict.fromkeys(Stage, min(slots, limits.batches[-1])))
+    most = dict.fromkeys(Stage, min(slots, limits.batches[-1]))
+    limits = replace(limits, max_batch=most | {Stage.ENCODE: min(most[Stage.ENCODE], MAX_RECORDINGS)})
     longest = -(-model.spec.max_positions // limits.page_size)
     fitting = devices.room(model.device) / (model.position_bytes * limits.page_size)
     if fitting < longest:

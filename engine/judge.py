@@ -8,11 +8,12 @@ from math import ceil, inf
 from engine import chunking
 from engine.chunking import fitting, goal, steps
 from engine.core import Limits, Stage, num_sequences
+from engine.encoding import PIECES, Encoding
 from engine.policy import Candidate, Policy
 from engine.predictor import Predictor, bucket
 from engine.stream import Stream
 
-CODEC, PREFILL, TEXT = Stage.CODEC, Stage.PREFILL, Stage.TEXT
+CODEC, ENCODE, PREFILL, TEXT = Stage.CODEC, Stage.ENCODE, Stage.PREFILL, Stage.TEXT
 SMALLEST_PREFILL = 16
 """Prompt positions that one prefill step may have, however long it takes."""
 
@@ -26,6 +27,8 @@ class Judge:
         self._parts = {guided: self._part(guided) for guided in (False, True)}
         """By what is known now and not later: how a prompt is parted may change the last bit of what is computed, and
         a request's codes must not depend on the load."""
+        self._piece = self._longest_piece()
+        """Frames of a recording that one step may have, for the same reason."""
         self.pace = predictor.pace(1, limits)
         """Of the streams that were judged last."""
 
@@ -56,6 +59,8 @@ class Judge:
                 candidate.slack = left - least
                 if stream.prefilled < stream.prompt_length:
                     self._open(candidate)
+                elif isinstance(stream, Encoding):
+                    candidate.count = min(stream.missing, self._piece)
                 continue
             size = fitting(pending, most)
             if stream.reason is None:
@@ -81,10 +86,11 @@ class Judge:
         """The same for one whose prompt is not in yet: its slack is without that."""
         stream = candidate.stream
         missing, part = stream.prompt_length - stream.prefilled, self._parts[stream.guided]
-        count = min(missing, part)
-        seconds = ceil(missing / part) * self._prefill_cost(count, stream.guided)
+        first = stream.boundary - stream.prefilled  # what others may share is prefilled apart
+        count = min(missing, part, first) if first > 0 else min(missing, part)
+        seconds = ceil(missing / part) * self._prefill_cost(min(missing, part), stream.guided)
         if stream.stage is TEXT:
-            count = stream.text_tokens
+            count = stream.to_read
             seconds += self._predictor.cost(TEXT, 1, count)
         candidate.count = count
         candidate.slack -= seconds
@@ -95,6 +101,14 @@ class Judge:
         while count > SMALLEST_PREFILL and self._prefill_cost(count, guided) > self._limits.max_step_seconds:
             count = bucket(count) // 2
         return count
+
+    def _longest_piece(self) -> int:
+        most = self._limits.max_step_seconds
+        return max((size for size in PIECES if self._predictor.cost(ENCODE, 1, size) <= most), default=PIECES[0])
+
+    def encoding_seconds(self, frames: int) -> float:
+        """Of a recording, on an idle device."""
+        return ceil(frames / self._piece) * self._predictor.cost(ENCODE, 1, self._piece)
 
     def _prefill_cost(self, count: int, guided: bool) -> float:
         return self._predictor.cost(PREFILL, num_sequences(PREFILL, 1, guided), count)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from engine.checks import RequestError, shown
-from engine.core import Cancel, Limits, ModelSpec, Output, Playhead, Request, Stage
+from engine.core import SPEAKING, Cancel, Encode, Limits, ModelSpec, Output, Playhead, Request, Stage
 from engine.recorder import Ran
 
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "breeze-mini"
@@ -45,8 +45,9 @@ class RuntimeConfig:
     """Whether numbers, symbols and markup are written out as words before the voice reads them; None: as it says."""
     random_weights: str | None = None
     """Instead of a voice: random weights at the dimensions of this model, see engine.random_weights. For benches."""
-    graphs: frozenset[Stage] = frozenset(Stage)
-    """Stages that run as captured graphs of fused kernels, on CUDA; the others run op by op. The CPU has no graphs."""
+    graphs: frozenset[Stage] = frozenset(SPEAKING)
+    """Stages that run as captured graphs of fused kernels, on CUDA; the others run op by op, as ENCODE always does. The
+    CPU has no graphs."""
     threads: int | None = None
     """Threads of one operation on the CPU; None lets the device decide."""
     record: bool = False
@@ -149,5 +150,5 @@ class Close:
     """The end: nothing more will be asked."""
 
 
-ToWorker = Numbered | Cancel | Playhead | SetPolicy | Close
+ToWorker = Numbered | Encode | Cancel | Playhead | SetPolicy | Close
 FromWorker = Ready | StartFailed | Snapshot | Recorded | Output

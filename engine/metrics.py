@@ -33,6 +33,9 @@ class Count(StrEnum):
     FRAMES = "frames_total"
     """Frames handed over as audio."""
     CHUNKS = "chunks_total"
+    PREFIX_HITS = "prefix_hits_total"
+    """Prompts of a voice whose beginning was in pages already."""
+    PREFIX_MISSES = "prefix_misses_total"
     DEADLINE_MISSES = "deadline_misses_total"
     """Deadline miss: a chunk handed over after its deadline, the instant at which all that was delivered of its reply
     before it had been played, as far as the engine knew the listener's clock."""
@@ -48,6 +51,8 @@ class Measure(StrEnum):
     faster than real time."""
     QUEUED = "queued_seconds"
     """Submit to the moment at which slots and pages were given."""
+    ENCODING = "encoding_seconds"
+    """Of a recording: submit to its codes."""
     PREDICTION_ERROR = "prediction_error"
     """What a step took more or less than its predicted mean, as a share of that."""
     LATENESS = "lateness_seconds"

@@ -16,7 +16,7 @@ from engine.core import Stage
 from engine.predictor import Pace
 from engine.stream import Stream
 
-CODEC = Stage.CODEC
+CODEC, ENCODE = Stage.CODEC, Stage.ENCODE
 SHOWN = 8
 """Candidates, and streams that wait, that an explanation names."""
 
@@ -40,8 +40,12 @@ class Candidate:
     """That work does not contain this step: frames are pending that could be sent without it."""
 
     def joins(self, leader: Candidate) -> bool:
-        """Whether one step can serve both: one stage, and chunks of one size."""
-        return self.stage is leader.stage and (self.stage is not CODEC or self.count == leader.count)
+        """Whether one step can serve both: one stage, chunks of one size, and recordings that stand at one frame."""
+        if self.stage is not leader.stage:
+            return False
+        if self.stage is ENCODE:
+            return self.stream.encoded == leader.stream.encoded
+        return self.stage is not CODEC or self.count == leader.count
 
 
 @dataclass(slots=True)

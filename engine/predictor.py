@@ -39,10 +39,12 @@ PRIOR = MappingProxyType(
         Stage.DECODE: (5e-3, 1e-3),
         Stage.DEPTH: (15e-3, 3e-3),
         Stage.CODEC: (5e-3, 4e-3),
+        Stage.ENCODE: (2e-3, 10e-3),
     }
 )
-"""Seconds a step, and seconds for each token (TEXT, PREFILL), sequence (DECODE, DEPTH) or frame (CODEC): the order of
-magnitude of a voice of 20 M parameters on two CPU cores. The first few steps correct it."""
+"""Seconds a step, and seconds for each token (TEXT, PREFILL), sequence (DECODE, DEPTH) or frame (CODEC, ENCODE): the
+order of magnitude of a voice of 20 M parameters, and of the published encoder, on two CPU cores. The first few steps
+correct it."""
 
 
 def prior(stage: Stage, sequences: int, length: int) -> float:

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from engine.checks import is_number, shown
-from engine.core import Limits, Stage
+from engine.core import SPEAKING, Limits, Stage
 
 CostKey = tuple[Stage, int, int]
 """Stage, sequences, length as Step has them."""
@@ -79,7 +79,7 @@ class Profile:
     def missing(self) -> list[Stage]:
         """The stages without a sample."""
         measured = {stage for stage, _, _ in self.samples}
-        return [stage for stage in Stage if stage not in measured]
+        return [stage for stage in SPEAKING if stage not in measured]
 
     @property
     def timeline(self) -> list[tuple[CostKey, float]]:
@@ -101,7 +101,9 @@ class Profile:
         """What from_dict reads."""
         data: dict[str, Any] = {"voice": self.name}
         if self.limits is not None:
-            max_batch = {stage.value: most for stage, most in self.limits.max_batch.items()}
+            batches = self.limits.max_batch
+            usual = batches[Stage.ENCODE] == batches[Stage.CODEC]
+            max_batch = {stage.value: batches[stage] for stage in (SPEAKING if usual else Stage)}
             data["limits"] = {name: getattr(self.limits, name) for name in LIMITS} | {"max_batch": max_batch}
         data |= {name: getattr(self, name) for name in ("load", "rated_load") if getattr(self, name) is not None}
         if self.tokens_per_char != 1.0:
@@ -241,7 +243,9 @@ def _limits(data: Mapping[str, Any] | None) -> Limits | None:
     most, where = _field(data, "max_batch", OBJECT, "limits."), "limits.max_batch"
     for name in most:
         _checked(name, STAGE, where)
-    return Limits(**counts, max_batch={stage: int(_field(most, stage, BATCH, f"{where}.")) for stage in Stage})
+    batches = {stage: int(_field(most, stage, BATCH, f"{where}.")) for stage in SPEAKING}
+    encode = _optional(most, Stage.ENCODE, BATCH, f"{where}.")  # left out where it is the codec's
+    return Limits(**counts, max_batch=batches | {Stage.ENCODE: int(encode or batches[Stage.CODEC])})
 
 
 def _overhead(data: Mapping[str, Any]) -> Overhead:

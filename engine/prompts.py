@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from engine.checks import RequestError
-from engine.core import Mode, ModelSpec, Reference, Request
+from engine.core import Mode, ModelSpec, Prefix, Reference, Request
+from engine.reference import check_cloning
 from engine.weights import WHOLE_FOLDER, CheckpointError
 
 MAX_TEXT_CHARS = 2000
@@ -61,6 +64,8 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
 
 def check_mode(request: Request, spec: ModelSpec) -> None:
     """Raises RequestError for a mode, or a language, that the voice does not know."""
+    if request.reference is not None:
+        check_cloning(spec)
     if request.mode not in spec.modes:
         known = ", ".join(sorted(spec.modes))
         raise RequestError(
@@ -108,6 +113,16 @@ def check_frames(reference: Reference, books: int, size: int) -> None:
                 f"reference frame {i} must have {books} codes from 0 to {size - 1}, got {list(frame)}; "
                 "encode the reference with this voice's codec"
             )
+
+
+def prefix(length: int, *parts: Sequence[int] | Sequence[Sequence[int]] | Sequence[float]) -> Prefix:
+    """Of so many positions, in which the backbone receives what these numbers say."""
+    digest = blake2b(digest_size=32)
+    for part in parts:
+        array = np.asarray(part)
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        digest.update(array.tobytes())
+    return Prefix(digest.digest(), length)
 
 
 def check_room(request: Request, prompt_length: int, spec: ModelSpec, least: int = 0) -> None:

@@ -7,6 +7,7 @@ min_frames to max_frames.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tokenizers.models import BPE
 from torch import Tensor, nn
 
 from engine import dimensions
+from engine.codec_encoder import CodecEncoder, EncoderConfig
 from engine.config import Section
 from engine.dimensions import DIMENSIONS
 from engine.models import breeze_tts_2, qwen3_tts
@@ -39,6 +41,9 @@ def load(name: str, *, device: torch.device, dtype: torch.dtype) -> Voice:
     Raises ValueError for an unknown name."""
     model = outline(name)
     fill(model, device, dtype)
+    if model.encoder is not None:
+        fill_encoder(model.encoder, device)
+        model.encoder.eval()
     return model.eval()
 
 
@@ -56,9 +61,18 @@ def breeze(main: Section) -> Breeze:
     words = tokenizer({"<pad>": 0, "<eos>": 1, "<bos>": 2} | {mark: first + i for i, mark in enumerate(marks)})
     words.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
     config = breeze_tts_2.read_config(HERE, main, audio)
-    spec = breeze_tts_2.read_spec(HERE, main, audio, config, words)
+    spec = replace(breeze_tts_2.read_spec(HERE, main, audio, config, words), encodes=True)
     with outlines():
-        return Breeze(config, spec, words)
+        return Breeze(config, spec, words, CodecEncoder(EncoderConfig.from_dict(audio)))
+
+
+def encoder(name: str, *, device: torch.device) -> CodecEncoder:
+    """The codec's encoder alone, of a model of these dimensions."""
+    audio = Section.of(DIMENSIONS[name], f"random weights {name}").section("audio_tokenizer")
+    with outlines():
+        made = CodecEncoder(EncoderConfig.from_dict(audio))
+    fill_encoder(made, device)
+    return made.eval()
 
 
 def qwen(main: Section) -> Qwen3TTS:
@@ -101,6 +115,19 @@ def fill(model: Voice, device: torch.device, dtype: torch.dtype) -> None:
             value = torch.empty(shape, dtype=drawn, device=device)
             draw(value, module, name, generator)
             setattr(module, name, nn.Parameter(value.to(stored), requires_grad=False))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
+
+
+@torch.inference_mode(False)
+def fill_encoder(made: CodecEncoder, device: torch.device) -> None:
+    """The same for an encoder, which is float32."""
+    generator = torch.Generator(device).manual_seed(SEED)
+    for module in made.modules():
+        for name, shape in [(name, value.shape) for name, value in module.named_parameters(recurse=False)]:
+            value = torch.empty(shape, device=device)
+            draw(value, module, name, generator)
+            setattr(module, name, nn.Parameter(value, requires_grad=False))
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
 

@@ -13,17 +13,22 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.checks import RequestError
+from engine.core import Mode, ModelSpec, Samples
 
-Samples = NDArray[np.float32]
-
-FIELD = "reference"
+FIELD, TRANSCRIPT = "reference", "reference text"
+SLOWEST, FASTEST = 1.0, 35.0
+"""Characters a second of a transcript: slow speech in Chinese has two or three, an auctioneer's English 30."""
+Doing = Callable[[Callable[[], None]], AbstractContextManager[None]]
+"""Entered with a function that ends what is being done; see engine.cloning.Attempt."""
 SAMPLE_RATE = 24_000
 MAX_BYTES = 10 * 2**20
 MIN_SECONDS, MAX_SECONDS = 1.0, 30.0
@@ -81,8 +86,9 @@ def decode(data: bytes) -> Samples:
     return trimmed(resampled(channels.mean(0, dtype=np.float32), rate))
 
 
-def decode_apart(data: bytes) -> Samples:
-    """As `decode`, in a process of its own with little memory and time, for data of strangers.
+def decode_apart(data: bytes, doing: Doing = lambda stop: nullcontext()) -> Samples:
+    """As `decode`, in a process of its own with little memory and time, for data of strangers. `doing` is entered with
+    what ends it, while it runs.
 
     18 KB of an M4A can make FFmpeg fill 3 GB (see the test), and it is C: whatever it does to that process is one
     RequestError here.
@@ -91,18 +97,58 @@ def decode_apart(data: bytes) -> Samples:
     recognise(data)
     command = [sys.executable, "-m", "engine.reference"]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(command, input=data, capture_output=True, timeout=LIMIT_SECONDS, env=environment)
-    except subprocess.TimeoutExpired as error:
-        raise _refusal("sound", "a file that takes too long to decode") from error
-    told = done.stderr.decode("utf-8", "replace")
-    if done.returncode == REFUSED:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as process:
+        with doing(process.kill):
+            try:
+                sound, told = process.communicate(data, timeout=LIMIT_SECONDS)
+            except subprocess.TimeoutExpired as error:
+                process.kill()
+                raise _refusal("sound", "a file that takes too long to decode") from error
+        return _read(sound, told.decode("utf-8", "replace"), process.returncode)
+
+
+def _read(sound: bytes, told: str, status: int) -> Samples:
+    """What a process that has ended left behind."""
+    if status == REFUSED:
         raise RequestError(told, FIELD)
-    if done.returncode == NO_LIBRARY:
+    if status == NO_LIBRARY:
         raise RuntimeError(told)
-    if done.returncode != 0:
+    if status != 0:
         raise _refusal("sound", "a file that cannot be decoded within the limits of memory and time")
-    return np.frombuffer(done.stdout, np.float32).copy()
+    return np.frombuffer(sound, np.float32).copy()
+
+
+def check_cloning(spec: ModelSpec, recorded: bool = False) -> None:
+    """Raises RequestError for a voice that cannot speak like somebody else; of a recording, if that is `recorded`."""
+    if Mode.CLONE not in spec.modes:
+        raise RequestError(
+            f"{FIELD} must be left out: the voice {spec.name} speaks as itself only; take one that clones, like Breeze "
+            "TTS 2",
+            FIELD,
+        )
+    if recorded and not spec.encodes:
+        raise RequestError(
+            f"{FIELD} must be given as codes: the voice {spec.name} has no encoder for recordings in its folder", FIELD
+        )
+
+
+def check_transcript(text: str, seconds: float | None = None) -> None:
+    """Raises RequestError for a transcript that is missing, or cannot be that of so many seconds of speech."""
+    length = len(text.strip())
+    if not length:
+        raise RequestError(
+            f"{TRANSCRIPT} must be what the recording says, got nothing; write it down word by word", TRANSCRIPT
+        )
+    if seconds is None:
+        return
+    least, most = ceil(SLOWEST * seconds), int(FASTEST * seconds)
+    if not least <= length <= most:
+        raise RequestError(
+            f"{TRANSCRIPT} must be what is said in {seconds:.1f} seconds, {least} to {most} characters, got {length}; "
+            "write down every word of the recording, and no other",
+            TRANSCRIPT,
+        )
 
 
 def recognise(data: bytes) -> Kind:

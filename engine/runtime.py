@@ -14,7 +14,22 @@ from queue import SimpleQueue
 
 from engine.checks import RequestError, check
 from engine.clock import Clock, MonotonicClock
-from engine.core import Cancel, Chunk, End, ErrorCode, Failed, Limits, ModelSpec, Output, Playhead, Request
+from engine.cloning import Attempt, Cloning
+from engine.core import (
+    Cancel,
+    Chunk,
+    Encode,
+    End,
+    ErrorCode,
+    Failed,
+    Limits,
+    ModelSpec,
+    Output,
+    Playhead,
+    Reference,
+    Request,
+    Samples,
+)
 from engine.link import EngineError, Link
 from engine.messages import (
     FromWorker,
@@ -77,6 +92,7 @@ class Runtime:
         self._metrics: Mapping[str, float] = {}
         self._ran: list[Ran] = []
         self._followed: Callable[[Sequence[Ran]], None] | None = None
+        self._cloning = Cloning(self)
         self._link = Link(config)
         ready = self._link.ready()
         self._started_at = self._clock.now()
@@ -112,11 +128,29 @@ class Runtime:
             numbered = Numbered(request_id, int(request.epoch), packed(request), submitted_at)
         except RequestError as error:
             return ErrorCode.BAD_REQUEST, str(error), None
+        return self._send(numbered, OpenRequest(deliver, request.epoch))
+
+    def _send(self, message: Numbered | Encode, request: OpenRequest) -> Refusal | None:
+        """Unless no request is taken now."""
         with self._changed:
             if self._refusal is None:
-                self._link.send(numbered)
-                self._open[request_id] = OpenRequest(deliver, request.epoch)
+                self._link.send(message)
+                self._open[message.request_id] = request
             return self._refusal
+
+    def encode(self, samples: Samples, deliver: Deliver) -> int:
+        """Enters a recording, mono at the voice's sample rate, and returns its id; Encoded and Finished follow, or
+        Failed. `deliver` as in `submit`. Raises RequestError for what is no recording."""
+        submitted_at, request_id = self._clock.now(), next(self._ids)
+        refusal = self._send(Encode(request_id, samples, submitted_at), OpenRequest(deliver, epoch=0))
+        if refusal is not None:
+            deliver(Failed(request_id, 0, *refusal))
+        return request_id
+
+    def clone(self, data: bytes, text: str, attempt: Attempt | None = None) -> Reference:
+        """The voice in a file's bytes, in which `text` is said; the same file is known again. Blocks, until it is given
+        up. Raises what engine.cloning says."""
+        return self._cloning.reference(data, text, attempt)
 
     def cancel(self, request_id: int) -> None:
         """Marks the request as unwanted: Finished(CANCELLED) follows unless it was already made whole, and then nobody
@@ -175,6 +209,7 @@ class Runtime:
         with self._changed:
             return {
                 **self._metrics,
+                **self._cloning.snapshot(),
                 "engine_up": float(self._refusal is None),
                 "engine_restarts": float(self._restarts),
                 "open_requests": float(len(self._open)),

@@ -13,7 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from engine.checks import RequestError
-from engine.core import Chunk, End, Failed, Finished, FinishReason, Request, RequestStats
+from engine.core import SPEAKING, Chunk, End, Failed, Finished, FinishReason, Request, RequestStats
 from engine.runtime import Runtime
 from engine.wav import WavWriter
 
@@ -105,6 +105,6 @@ def print_stats(stats: RequestStats, console: Console) -> None:
     table.add_row("audio", f"{stats.audio_seconds:.2f} s in {stats.num_frames} frames")
     table.add_row("TTFA", "-" if stats.ttfa is None else f"{stats.ttfa * 1000:.0f} ms")
     table.add_row("RTF", "-" if stats.rtf is None else f"{stats.rtf:.2f}")
-    for stage, seconds in stats.stage_seconds.items():
-        table.add_row(stage, f"{seconds * 1000:.0f} ms")
+    for stage in SPEAKING:
+        table.add_row(stage, f"{stats.stage_seconds[stage] * 1000:.0f} ms")
     console.print(table)

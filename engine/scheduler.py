@@ -1,7 +1,8 @@
 """Takes events in, gives steps and audio out: what runs, what it made, and when it is over. It knows neither the device
 nor the time.
 
-Who may begin is engine.entrance's business, what a stream needs engine.judge's, and what runs next engine.choice's.
+Who may begin is engine.entrance's business, of recordings engine.encoding's; what a stream needs is engine.judge's, and
+what runs next engine.choice's.
 
 A stream that is more than Limits.max_lead ahead of its listener is not run, even on an idle engine: audio that may
 never be heard costs nothing then. It is held between two chunks only, so it leads by at most max_lead plus one chunk
@@ -19,6 +20,8 @@ from engine.choice import Predicted
 from engine.core import (
     Cancel,
     Chunk,
+    Encode,
+    ErrorCode,
     Event,
     Failed,
     Finished,
@@ -34,6 +37,7 @@ from engine.core import (
     StepResult,
     Submit,
 )
+from engine.encoding import Encoding, Encodings
 from engine.entrance import Entrance, early, impossible
 from engine.judge import Judge
 from engine.metrics import Count, Measure, Metrics
@@ -42,7 +46,7 @@ from engine.predictor import Predictor
 from engine.room import Room
 from engine.stream import Stream
 
-CODEC = Stage.CODEC
+CODEC, ENCODE, PREFILL = Stage.CODEC, Stage.ENCODE, Stage.PREFILL
 Applied = Event | UsePolicy
 
 
@@ -75,6 +79,7 @@ class Scheduler:
         self._predictor = predictor
         self._room = Room(predictor, limits, spec.frame_seconds)
         self._entrance = Entrance(limits, self._room, self.metrics)
+        self._encodings = Encodings(limits)
         policy = policy or Predicted(predictor, limits)
         self._judge = Judge(predictor, limits, policy, limits.max_lead)
         self._use(policy)
@@ -91,7 +96,7 @@ class Scheduler:
     def snapshot(self, now: float) -> dict[str, float]:
         """All metrics, and what is used right now, by name."""
         active = {"requests_active": float(len(self._admitted))}
-        return self.metrics.snapshot() | self._entrance.snapshot(now) | active
+        return self.metrics.snapshot() | self._entrance.snapshot(now) | self._encodings.snapshot() | active
 
     def _use(self, policy: Policy) -> None:
         self._policy = policy
@@ -103,6 +108,8 @@ class Scheduler:
         match event:
             case Submit():
                 return self._submit(event, now)
+            case Encode():
+                return self._encode(event, now)
             case Refused():
                 self.metrics.count(Count.SUBMITTED)
                 return self._refuse(Failed(event.request_id, event.epoch, event.code, event.message, field=event.field))
@@ -176,9 +183,14 @@ class Scheduler:
             stream = candidate.stream
             stream.stage_seconds[stage] += share
             stream.served_at = now
-            stream.advance(stage, row, ended[index])
+            if stage is not ENCODE:
+                stream.advance(stage, row, ended[index])
+            if stage is PREFILL and row.start < stream.boundary <= stream.prefilled:
+                self._entrance.keep(stream)
             if stage is CODEC:
                 outputs.append(self._chunk(stream, row, result, index, now))
+            elif isinstance(stream, Encoding) and (encoded := stream.take(row, result.codes[index])):
+                outputs.append(encoded)
             if stream.reason is not None and not stream.pending:
                 outputs += self._end(stream, stream.reason, now)
         return outputs
@@ -203,16 +215,32 @@ class Scheduler:
         self._admit(now)
         return self._entrance.answer(stream, now)
 
+    def _encode(self, encode: Encode, now: float) -> list[Output]:
+        """A recording comes. It waits for a place where the encoder keeps its past, if need be."""
+        self.metrics.count(Count.SUBMITTED)
+        if not self._spec.encodes:
+            message = f"expected a voice with its codec's encoder, {self._spec.name} has none: give codes"
+            return self._refuse(Failed(encode.request_id, 0, ErrorCode.BAD_REQUEST, message))
+        if self._encodings.full:
+            wait = self._judge.encoding_seconds(self._encodings.missing)
+            message = f"{self._limits.max_queued} recordings are waiting already"
+            return self._refuse(Failed(encode.request_id, 0, ErrorCode.BUSY, message, wait))
+        assert self._find(encode.request_id) is None, f"request_id {encode.request_id} is in use"
+        self._encodings.enqueue(Encoding.of(encode, self._spec, now))
+        return []
+
     def _refuse(self, refusal: Failed) -> list[Output]:
         self.metrics.count(Count.REFUSED)
         return [refusal]
 
     def _admit(self, now: float) -> list[Candidate]:
         """Let in those who can start."""
-        entered = [Candidate(stream, stream.stage, 1, -inf) for stream in self._entrance.admit(now)]
+        streams = self._entrance.admit(now)
+        for stream in streams:
+            self.metrics.observe(Measure.QUEUED, now - stream.submitted_at)
+        entered = [Candidate(stream, stream.stage, 1, -inf) for stream in (*streams, *self._encodings.admit())]
         for candidate in entered:
             self._admitted[candidate.stream.request_id] = candidate
-            self.metrics.observe(Measure.QUEUED, now - candidate.stream.submitted_at)
         return entered
 
     def _next_due(self, now: float) -> float | None:
@@ -254,25 +282,39 @@ class Scheduler:
         holds is only marked here."""
         stream.reason, stats = reason, stream.stats(now)
         cancelled = reason is FinishReason.CANCELLED
+        self.metrics.count(Count.CANCELLED if cancelled else Count.FINISHED)
+        finished = Finished(stream.request_id, stream.submit.epoch, reason, stats)
+        if isinstance(stream, Encoding):
+            self._end_encoding(stream, cancelled, now)
+            return [finished]
         if not self._entrance.remove(stream):
             self._leaving.append(self._admitted.pop(stream.request_id).stream)
         if not cancelled:
             self._room.learn(stats)
-        self.metrics.count(Count.CANCELLED if cancelled else Count.FINISHED)
         if stats.rtf is not None:
             self.metrics.observe(Measure.RTF, stats.rtf)
-        finished = Finished(stream.request_id, stream.submit.epoch, reason, stats)
         return [finished, *self._entrance.hand_on(stream, cancelled, now)]
+
+    def _end_encoding(self, encoding: Encoding, cancelled: bool, now: float) -> None:
+        if not self._encodings.remove(encoding):
+            self._leaving.append(self._admitted.pop(encoding.request_id).stream)
+        if not cancelled:
+            self.metrics.observe(Measure.ENCODING, now - encoding.submitted_at)
 
     def _free(self) -> None:
         """Give back what ended streams held: only here, because now nothing is in flight."""
         for stream in self._leaving:
-            self._entrance.free(stream)
+            if isinstance(stream, Encoding):
+                self._encodings.free(stream)
+            else:
+                self._entrance.free(stream)
         self._leaving.clear()
 
     def _find(self, request_id: int) -> Stream | None:
         candidate = self._admitted.get(request_id)
-        return self._entrance.find(request_id) if candidate is None else candidate.stream
+        if candidate is not None:
+            return candidate.stream
+        return self._entrance.find(request_id) or self._encodings.find(request_id)
 
     def _move(self, playhead: Playhead, now: float) -> None:
         """The listener's own word on where it stands, in an utterance that lives or has ended."""

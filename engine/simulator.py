@@ -5,14 +5,28 @@ their time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
 
 import numpy as np
 
 from engine import loop
-from engine.core import Cancel, Chunk, End, Event, Limits, ModelSpec, Output, Stage, Step, StepResult
+from engine.core import (
+    Cancel,
+    Chunk,
+    Encode,
+    Encoded,
+    End,
+    Event,
+    Failed,
+    Limits,
+    ModelSpec,
+    Output,
+    Stage,
+    Step,
+    StepResult,
+)
 from engine.costs import Costs
 from engine.listener import Listener, listeners
 from engine.policies import PREDICTOR, make
@@ -96,6 +110,9 @@ class TimedExecutor:
                 pcm = np.zeros(step.length * self._spec.samples_per_frame, np.int16)
                 codes = np.zeros((step.length, self._spec.num_codebooks), np.int16)
                 return StepResult(pcm=(pcm,) * step.batch, codes=(codes,) * step.batch)
+            case Stage.ENCODE:
+                books = self._spec.num_codebooks
+                return StepResult(codes=tuple(np.zeros((row.count, books), np.int16) for row in step.rows))
         return StepResult()
 
 
@@ -124,12 +141,20 @@ def simulate(
 ) -> Simulation:
     """Run the loop until nothing is left to happen. `profile` is what the predictor knows beforehand."""
     clock, simulation = FakeClock(), Simulation(tuple(listeners(script)))
-    inbox = ScriptedInbox(clock, ((at + overhead.submit, event) for at, event in _events(script)), overhead.step)
+    spec = replace(spec, encodes=True)
+    inbox = ScriptedInbox(clock, ((at + overhead.submit, event) for at, event in _events(script, spec)), overhead.step)
     predictor = Predictor(profile)
     scheduler = Scheduler(spec, limits, predictor, make(policy, predictor, limits), explain)
 
     def deliver(output: Output) -> None:
         simulation.outputs.append((clock.now(), output))
+        if output.request_id >= len(script):  # of a recording: now the text can be said
+            number = output.request_id - len(script)
+            if isinstance(output, Encoded):
+                inbox.push(clock.now() + overhead.submit, script[number].submit(number))
+            elif isinstance(output, Failed):
+                simulation.listeners[number].over(output, clock.now())
+            return
         listener = simulation.listeners[output.request_id]
         for at, event in _answers(listener, output, clock.now(), spec.sample_rate, overhead):
             if playheads or isinstance(event, Cancel):
@@ -141,11 +166,18 @@ def simulate(
     return simulation
 
 
-def _events(script: Sequence[Utterance]) -> Iterable[tuple[float, Event]]:
+def _events(script: Sequence[Utterance], spec: ModelSpec) -> Iterable[tuple[float, Event]]:
     for number, said in enumerate(script):
-        yield said.at, said.submit(number)
+        ids = [number]
+        if said.recording:
+            ids.append(len(script) + number)
+            silence = np.zeros(max(1, round(said.recording * spec.sample_rate)), np.float32)
+            yield said.at, Encode(ids[-1], silence, said.at)
+        else:
+            yield said.at, said.submit(number)
         if said.cancel_at is not None:
-            yield said.cancel_at, Cancel(number)
+            for each in ids:
+                yield said.cancel_at, Cancel(each)
 
 
 def _answers(

@@ -5,7 +5,7 @@ text -> prefill in parts -> [depth -> (codec | decode)] for each frame -> codec 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
 
@@ -14,20 +14,32 @@ from engine.core import (
     FinishReason,
     Limits,
     ModelSpec,
+    Prefix,
     RequestStats,
     Row,
     Stage,
     Submit,
+    TextSegment,
 )
 from engine.playback import Playback
 from engine.room import Place
 
-TEXT, PREFILL, DECODE, DEPTH, CODEC = Stage  # Stage.X takes 0.1 us in Python 3.11, for every stream of every plan
+TEXT, PREFILL, DECODE, DEPTH, CODEC, _ = Stage  # Stage.X takes 0.1 us in Python 3.11, for every stream of every plan
 
 
 def frame_limit(submit: Submit, spec: ModelSpec) -> int:
     """Frames that the request may have: its own limit, or what the model's positions leave after the prompt."""
     return min(submit.sampling.max_frames, spec.max_positions - submit.prompt.length - 1)
+
+
+def shareable(submit: Submit, page_size: int) -> Prefix | None:
+    """The prefix that all rows of the prompt have, in whole pages; the last position is never part of it."""
+    rows = submit.prompt.rows
+    prefixes = {row.prefix for row in rows}
+    if len(prefixes) != 1 or (prefix := prefixes.pop()) is None:
+        return None
+    pages = min(prefix.length, *(row.length - 1 for row in rows)) // page_size
+    return replace(prefix, length=pages * page_size) if pages else None
 
 
 def pages_needed(submit: Submit, frames: int, page_size: int) -> tuple[int, ...]:
@@ -49,7 +61,11 @@ class Stream:
     """It has two backbone sequences."""
     prompt_length: int
     text_tokens: int
+    to_read: int
+    """Tokens that its text step has: those of segments that are in shared pages already are left out."""
     frame_seconds: float
+    prefix: Prefix | None = None
+    """Of its prompt, in whole pages."""
     playback: Playback = field(default_factory=Playback)
     after: Stream | None = None
     """The utterance that this one continues, while that is still being generated."""
@@ -62,6 +78,8 @@ class Stream:
     stage: Stage = TEXT
     """What generation needs next; meaningless once it is over."""
     prefilled: int = 0
+    encoded: int = 0
+    """Frames of a recording that the encoder has had."""
     made: int = 0
     """Frames that the depth decoder finished."""
     sent: int = 0
@@ -88,7 +106,9 @@ class Stream:
             len(submit.prompt.rows) > 1,
             submit.prompt.length,
             submit.prompt.text_tokens,
+            submit.prompt.text_tokens,
             spec.frame_seconds,
+            shareable(submit, limits.page_size),
             served_at=submitted_at,
         )
 
@@ -129,10 +149,21 @@ class Stream:
         """While it waits: it continues an utterance that is alive, or that was heard just now."""
         return self.after is not None or self.place is not None
 
-    def hold(self, slots: tuple[int, ...], pages: tuple[int, ...]) -> None:
-        """Take possession of a slot for each prompt row, and of pages, which are dealt out to the rows in order."""
-        dealt = iter(pages)
-        self.slots, self.pages = slots, tuple(tuple(islice(dealt, count)) for count in self.pages_needed)
+    @property
+    def boundary(self) -> int:
+        """The position up to which it may share pages; its prefill is parted there, shared or not, so that its codes do
+        not depend on that."""
+        return self.prefix.length if self.prefix else 0
+
+    def hold(self, slots: tuple[int, ...], pages: tuple[int, ...], shared: tuple[int, ...] = ()) -> None:
+        """Take possession of a slot for each prompt row, and of pages, which are dealt out to the rows in order; every
+        row begins with the shared ones, which hold its prefix."""
+        dealt, own = iter(pages), (count - len(shared) for count in self.pages_needed)
+        self.slots, self.pages = slots, tuple((*shared, *islice(dealt, count)) for count in own)
+        if shared:
+            self.prefilled, rows = self.boundary, self.submit.prompt.rows
+            behind = (segment for row in rows for _, segment in row.behind(self.boundary))
+            self.to_read = sum(segment.length for segment in behind if isinstance(segment, TextSegment))
 
     def row(self, stage: Stage, count: int) -> Row:
         """This request's part of a step."""
@@ -145,7 +176,7 @@ class Stream:
             return Row(number, self.slots, self.sent, count)
         if stage is PREFILL:
             return Row(number, self.slots, self.prefilled, count, self.prefilled + count == self.prompt_length)
-        admission = Admission(self.submit.prompt, self.submit.sampling, self.pages)
+        admission = Admission(self.submit.prompt, self.submit.sampling, self.pages, self.prefilled)
         return Row(number, self.slots, 0, count, admission=admission)
 
     def advance(self, stage: Stage, row: Row, ended: bool) -> None:

@@ -30,6 +30,8 @@ MOST = 1_000_000
 """Of frames, tokens, and seconds in a trace: more is a slip of the keyboard."""
 SLOWEST, FASTEST = 0.01, 100.0
 """Rates of a listener's clock in a trace."""
+MAX_RECORDED = 30
+"""Seconds of a recording, in a trace."""
 QUOTED = 200
 """Characters of a line, in an error about it."""
 
@@ -51,6 +53,8 @@ class Utterance:
     """Seconds of audio after which its playback stands still, and for how long."""
     hears: float | None = None
     """Seconds of audio after which it interrupts."""
+    recording: float = 0.0
+    """Seconds of a recording to speak like, which has to become codes first."""
 
     def submit(self, request_id: int) -> Submit:
         """With the usual limit of frames, or one that lets it be said in full."""
@@ -148,6 +152,7 @@ def _wrong(said: Utterance, script: Sequence[Utterance]) -> str | None:
             f"stall must be [seconds of audio above 0, seconds of pause from 0 to {MOST}]",
         ),
         (heard is None or heard > 0, "hears must be above 0"),
+        (0 <= said.recording <= MAX_RECORDED, f"recording must be seconds from 0 to {MAX_RECORDED}"),
         (cut is None or said.at <= cut <= 2 * MOST, f"cancel_at must be from at to {2 * MOST}"),
         (before is None or 0 <= before < len(script), "follows must be the place of an earlier utterance, from 0 on"),
     )
@@ -199,6 +204,7 @@ KINDS: Mapping[str, tuple[Callable[[object], Any], str]] = {
     "rate": NUMBER,
     "stall": (_pair, "two numbers"),
     "hears": NUMBER,
+    "recording": NUMBER,
 }
 """Fields of a line: what reads them, and what they are."""
 

@@ -23,7 +23,7 @@ from engine.calibrate import HASTY_BATCHES, WARM_BATCHES, warm_up
 from engine.capturing import summary, watched
 from engine.checks import RequestError, shown
 from engine.clock import Clock, MonotonicClock
-from engine.core import Cancel, ErrorCode, ModelSpec, Output, Playhead, Refused, Request, Submit
+from engine.core import Cancel, Encode, ErrorCode, ModelSpec, Output, Playhead, Refused, Request, Submit
 from engine.executor import load
 from engine.loop import run
 from engine.messages import (
@@ -216,7 +216,7 @@ def read(
                     inbox.put(admitted(message, model, language))
                 case SetPolicy():
                     inbox.put(UsePolicy(policies(message.name)))
-                case Cancel() | Playhead():
+                case Cancel() | Playhead() | Encode():
                     inbox.put(message)
     except (EOFError, OSError):
         log.debug("the engine's owner is gone")
@@ -235,7 +235,9 @@ def received(connection: Connection) -> ToWorker | None:
         return None
     if isinstance(message, ToWorker):
         return message
-    log.error("expected a request, Cancel, Playhead, SetPolicy or Close, got %s; it is left out", shown(message))
+    log.error(
+        "expected a request, Encode, Cancel, Playhead, SetPolicy or Close, got %s; it is left out", shown(message)
+    )
     return None
 
 

@@ -29,7 +29,14 @@ from engine.scheduler import Scheduler
 from engine.simulator import FakeClock, TimedExecutor
 from engine.traffic import SPEC
 
-COSTS = {Stage.TEXT: 0.010, Stage.PREFILL: 0.010, Stage.DECODE: 0.005, Stage.DEPTH: 0.015, Stage.CODEC: 0.010}
+COSTS = {
+    Stage.TEXT: 0.010,
+    Stage.PREFILL: 0.010,
+    Stage.DECODE: 0.005,
+    Stage.DEPTH: 0.015,
+    Stage.CODEC: 0.010,
+    Stage.ENCODE: 0.050,
+}
 ENDLESS = 10**9
 """Frames."""
 

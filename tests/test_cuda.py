@@ -3,19 +3,22 @@ which no row depends on its neighbours."""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import nan
+from math import inf, nan
 
 import numpy as np
 import pytest
 import torch
 from lockstep import Ask, Said, admitted, lockstep, wave
+from test_cloning import wav
+from voices import KINDS
 
 from engine import models, random_weights
 from engine.batch import TOKENS, bucket
-from engine.core import Limits, Request, Row, Stage, Step
+from engine.core import Chunk, Finished, Limits, Request, Row, Stage, Step
 from engine.executor import Executor
-from engine.messages import EMBEDDED_VOICE
+from engine.messages import EMBEDDED_VOICE, RuntimeConfig
 from engine.models import Model
+from engine.runtime import Runtime
 from engine.sampling import Filter, draw
 
 pytestmark = [
@@ -197,3 +200,20 @@ def test_a_broken_row_draws_0_there_too() -> None:
     filter = Filter.of([1.0] * 2, [0] * 2, [1.0] * 2)
     rows = replace(filter, **{name: getattr(filter, name).cuda() for name in ("temperature", "last", "top_p")})
     assert draw(logits.cuda(), rows, torch.full((2,), 0.9, dtype=torch.float64).cuda()).tolist() == [0, 3]
+
+
+def test_a_recording_becomes_a_voice_whose_pages_are_shared() -> None:
+    """In one shape of batches its codes are the same the first time and later; all but its encoding are graphs."""
+    limits = Limits(num_slots=4, num_pages=200, batches=(4,))
+    with Runtime.start(RuntimeConfig(KINDS["breeze_tts_2"], "cuda", limits=limits, max_wait=inf)) as runtime:
+        reference = runtime.clone(wav(3.3, seed=4), "good day to you")
+        sampling = replace(runtime.spec.sampling, min_frames=6, max_frames=6)
+        request = Request("hello there", sampling, reference=reference)
+        said = [[out.codes.tolist() for out in runtime.stream(request) if isinstance(out, Chunk)] for _ in range(3)]
+        *_, end = runtime.stream(request)
+        seen = runtime.snapshot()
+    assert len(reference.frames) == 42
+    assert said[0] == said[1] == said[2]
+    assert isinstance(end, Finished)
+    assert seen["prefix_hits_total"] >= 2
+    assert seen["uncaptured_works_total"] == 0

@@ -4,8 +4,9 @@ import pytest
 
 from engine import estimate
 from engine.chunking import LADDER
-from engine.core import Stage
+from engine.core import SPEAKING, Stage
 from engine.costs import ProfileCosts
+from engine.encoding import PIECES
 from engine.predictor import Predictor
 
 PROFILE = estimate.profile()
@@ -27,7 +28,8 @@ def test_what_was_measured_says_so_and_all_else_is_estimated() -> None:
 def test_every_shape_that_the_engine_can_run_is_there() -> None:
     batches, tokens = (1, 2, 4, 8, 16, 32), (16, 32, 64, 128, 256, 512)
     lengths = {Stage.TEXT: tokens, Stage.PREFILL: tokens, Stage.DECODE: (1,), Stage.DEPTH: (1,), Stage.CODEC: LADDER}
-    shapes = {(stage, batch, length) for stage in Stage for batch in batches for length in lengths[stage]}
+    shapes = {(stage, batch, length) for stage in SPEAKING for batch in batches for length in lengths[stage]}
+    shapes |= {(Stage.ENCODE, batch, length) for batch in (1, 2, 4, 8, 16) for length in PIECES}
     assert set(PROFILE.samples) == shapes
     assert max(batches) == 2 * PROFILE.limits.max_batch[Stage.DECODE]  # guided requests run two sequences
     assert max(tokens) >= PROFILE.limits.max_prefill_tokens
@@ -46,6 +48,8 @@ def test_every_shape_that_the_engine_can_run_is_there() -> None:
         ((Stage.DEPTH, 8, 1), 12.0e-3 + 0.6e-3 * 6 / 14),
         ((Stage.CODEC, 1, 1), 1.6e-3 + 165.37e-6),
         ((Stage.CODEC, 16, 16), 1.6e-3 + 256 * 165.37e-6),
+        ((Stage.ENCODE, 1, 128), 3.0e-3 + 128 * 14.667e-6),
+        ((Stage.ENCODE, 16, 64), 3.0e-3 + 1024 * 14.667e-6),
     ],
 )
 def test_estimates(key: tuple[Stage, int, int], seconds: float) -> None:

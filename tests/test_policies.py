@@ -12,7 +12,7 @@ from scripted_engine import submit
 
 from engine.choice import Predicted
 from engine.chunking import goal
-from engine.core import Chunk, Finished, Limits, Stage
+from engine.core import SPEAKING, Chunk, Finished, Limits, Stage
 from engine.costs import ProfileCosts
 from engine.policies import EMULATIONS, NAMES, PREDICTOR, SOURCES, make
 from engine.policies.ordered import Ordered
@@ -64,7 +64,7 @@ FLAT = Profile(
     "flat",
     {
         (stage, batch, length): (seconds,)
-        for stage, seconds in zip(Stage, (0.010, 0.010, 0.005, 0.015, 0.010), strict=True)
+        for stage, seconds in zip(SPEAKING, (0.010, 0.010, 0.005, 0.015, 0.010), strict=True)
         for batch in (1, 8)
         for length in (1, 2, 4, 8, 16, 64, 256)
     },

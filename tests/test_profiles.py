@@ -64,7 +64,7 @@ class TestRead:
             ("", "expected a profile that calibrate wrote (Expecting value: line 1 column 1 (char 0))"),
             ('{"voice": "x", "costs": []}', "expected costs of every stage, got none of text, prefill, decode"),
             (
-                json.dumps({"voice": "x", "costs": EVERY_STAGE[:-1]}),
+                json.dumps({"voice": "x", "costs": EVERY_STAGE[:-2]}),
                 "expected costs of every stage, got none of codec; calibrate all stages",
             ),
         ],

@@ -70,7 +70,7 @@ MAX_FRAMES = 60
 LAST = 1000.0
 LONGEST = 12.0
 """Seconds that one request may keep the device and its slots after the last event: 4.8 s of audio and 7 of work."""
-SMALLEST = {Stage.TEXT: 10**9, Stage.PREFILL: 10**9, Stage.DECODE: 1, Stage.DEPTH: 1, Stage.CODEC: 1}
+SMALLEST = {Stage.TEXT: 10**9, Stage.PREFILL: 10**9, Stage.DECODE: 1, Stage.DEPTH: 1, Stage.CODEC: 1, Stage.ENCODE: 1}
 """Lengths that a step alone may have, however long it takes. Parts of a prompt are cut by what was known at first."""
 
 instants = st.integers(0, 400).map(lambda ticks: ticks * 0.01)

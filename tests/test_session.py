@@ -417,7 +417,7 @@ async def test_an_utterance_that_cannot_be_said_is_an_error_with_its_id(
         ('{"type": "speak", "id": "a", "text": "x", "speed": 2}', "speed"),
         ('{"type": "speak", "id": "", "text": "x"}', "id"),
         ('{"type": "speak", "id": "a", "text": 5}', "text"),
-        ('{"type": "ping", "t": "' + "x" * 16_384 + '"}', "16384 bytes"),
+        ('{"type": "ping", "t": "' + "x" * 65_536 + '"}', "65536 bytes"),
     ],
 )
 async def test_a_message_that_cannot_be_taken_is_one_error_event(call: Call, data: str | bytes, words: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prior_costs import PriorCosts
 
-from engine.core import Cancel, Chunk, Failed, Finished, FinishReason, Limits, Playhead, Stage
+from engine.core import SPEAKING, Cancel, Chunk, Failed, Finished, FinishReason, Limits, Playhead, Stage
 from engine.costs import ProfileCosts
 from engine.listener import Listener
 from engine.profile import Overhead, Profile
@@ -19,7 +19,7 @@ PROFILE = Profile(
     "flat",
     {
         (stage, batch, length): (seconds,)
-        for stage, seconds in zip(Stage, (0.010, 0.010, 0.005, 0.015, 0.010), strict=True)
+        for stage, seconds in zip(SPEAKING, (0.010, 0.010, 0.005, 0.015, 0.010), strict=True)
         for batch in (1, 8)
         for length in (1, 2, 4, 8, 16, 64, 256)
     },

@@ -2,10 +2,13 @@
 // Both tables are plain JSON (a test reads them); a field that may be left out ends in "?".
 
 export const CHANNEL = "breezert";
-export const MAX_MESSAGE_BYTES = 16384;
+export const MAX_MESSAGE_BYTES = 65536;
 
 const CLIENT = {
-  "speak": ["id", "text", "speaker?", "instruction?", "seed?", "temperature?"],
+  "speak": [
+    "id", "text", "speaker?", "instruction?", "seed?", "temperature?", "language?", "voice?", "cfg_scale?"
+  ],
+  "voice.create": ["id", "text", "audio"],
   "stop": [],
   "say": ["text"],
   "stats": [
@@ -18,7 +21,8 @@ const CLIENT = {
 };
 
 const SERVER = {
-  "session.created": ["id", "voice", "licence", "sample_rate", "modes", "max_text_chars", "max_queued", "speakers?"],
+  "session.created": ["id", "voice", "licence", "sample_rate", "modes", "max_text_chars", "max_queued", "speakers?", "voices?"],
+  "voice.created": ["id", "voice", "seconds"],
   "speech.queued": ["id", "wait_ms"],
   "speech.started": ["id", "ttfa_ms", "heard_ms?"],
   "speech.progress": ["id", "heard_ms", "buffered_ms", "underruns"],

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.codec import CodecState
+from engine.codec_encoder import CodecEncoder
 from engine.config import Section
 from engine.core import Limits, ModelSpec, Prompt, Request
 from engine.kv_cache import PagedKV
@@ -73,6 +74,10 @@ class Model(Protocol):
     @property
     def position_bytes(self) -> int:
         """Of the keys and values of one backbone position."""
+
+    @property
+    def encoder(self) -> CodecEncoder | None:
+        """What turns recordings into codes, where the checkpoint has it."""
 
     def prompt(self, request: Request) -> Prompt:
         """What the backbone shall receive for the request. Raises RequestError."""

@@ -17,6 +17,8 @@ from engine import prompts
 from engine.backbone import Backbone, BackboneConfig
 from engine.checks import RequestError
 from engine.codec import UNUSED, CodecConfig, CodecDecoder
+from engine.codec_encoder import CodecEncoder
+from engine.codec_encoder import find as find_encoder
 from engine.config import Section
 from engine.core import (
     Limits,
@@ -52,7 +54,7 @@ SKIPPED = (
     "embed_text_tokens.weight",  # the backbone reads text states, never token ids
     "codec_model.*",  # a codec of another family, unused
     "backbone_model.embed_tokens.embed_audio_tokens.weight",  # a copy of the depth decoder's table
-    "audio_tokenizer.encoder.*",  # reference audio to codes: another stage
+    "audio_tokenizer.encoder.*",  # reference audio to codes: loaded by itself
     *UNUSED,
 )
 FLOAT32 = ("lm_head.*", "depth_decoder.codebooks_head*", "audio_tokenizer.*")
@@ -101,8 +103,11 @@ class Breeze(nn.Module):
     end: Tensor
     """[V + 1] bool: the end."""
 
-    def __init__(self, config: BreezeConfig, spec: ModelSpec, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: BreezeConfig, spec: ModelSpec, tokenizer: Tokenizer, encoder: CodecEncoder | None = None
+    ) -> None:
         super().__init__()
+        self._encoder = (encoder,)  # not as a module of its own: it is loaded by itself, and keeps its own dtype
         self.config = config
         self.spec = spec
         self.layouts = Layouts(tokenizer, spec, config.codec.codebook_size)
@@ -116,6 +121,10 @@ class Breeze(nn.Module):
         reserved = (classes >= config.codec.codebook_size) & (classes < self.end_id)
         self.register_buffer("reserved", reserved, persistent=False)
         self.register_buffer("end", classes == self.end_id, persistent=False)
+
+    @property
+    def encoder(self) -> CodecEncoder | None:
+        return self._encoder[0]
 
     @property
     def device(self) -> torch.device:
@@ -295,7 +304,10 @@ class Layouts:
         if request.reference is None:
             return PromptRow((speech,))
         transcript = self._segment(f"{tag}{request.reference.text}")
-        return PromptRow((transcript, ReferenceSegment(request.reference.frames), speech))
+        recording = ReferenceSegment(request.reference.frames)
+        # Each segment is encoded by itself, and the backbone looks back only: these two are the voice's alone.
+        prefix = prompts.prefix(transcript.length + recording.length, transcript.ids, recording.frames)
+        return PromptRow((transcript, recording, speech), prefix=prefix)
 
     def _tag(self, speaker: str) -> str:
         tags = {"": ""} | {form: f"[{name}]" for name in self._speakers for form in (name, f"[{name}]")}
@@ -333,12 +345,23 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Breeze:
     main, audio = Section.read(folder / "config.json"), Section.read(folder / "audio_tokenizer" / "config.json")
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     config = read_config(folder, main, audio)
+    audio_tensors = stored(folder / "audio_tokenizer")
+    encoder = find_encoder(audio, audio_tensors, device=device)
     spec = read_spec(folder, main, audio, config, tokenizer)
+    spec = replace(spec, encodes=Mode.CLONE in spec.modes and encodes(encoder, spec))
     with outlines():
-        model = Breeze(config, spec, tokenizer)
-    codec = {f"audio_tokenizer.{name}": tensor for name, tensor in stored(folder / "audio_tokenizer").items()}
+        model = Breeze(config, spec, tokenizer, encoder if spec.encodes else None)
+    codec = {f"audio_tokenizer.{name}": tensor for name, tensor in audio_tensors.items()}
     tensors = stored(folder) | codec
     return load_weights(model, tensors, dtype=dtype, device=device, skip=SKIPPED, float32=FLOAT32).eval()
+
+
+def encodes(encoder: CodecEncoder | None, spec: ModelSpec) -> bool:
+    """Whether there is an encoder whose frames the voice can speak."""
+    if encoder is None:
+        return False
+    same = encoder.config.samples_per_frame, encoder.config.sample_rate, encoder.config.num_codebooks
+    return same == (spec.samples_per_frame, spec.sample_rate, spec.num_codebooks)
 
 
 def load_tokenizer(file: Path) -> Tokenizer:

@@ -27,12 +27,14 @@ from engine import prompts
 from engine.backbone import Backbone, BackboneConfig
 from engine.checks import RequestError
 from engine.codec import UNUSED, CodecConfig, CodecDecoder
+from engine.codec_encoder import CodecEncoder
 from engine.config import Section
 from engine.core import (
     Limits,
     Mode,
     ModelSpec,
     Overlay,
+    Prefix,
     Prompt,
     PromptRow,
     Reference,
@@ -298,6 +300,11 @@ class Qwen3TTS(nn.Module):
         self.register_buffer("banned", (ids >= config.codec_vocab - CONTROLS) & ~self.end, persistent=False)
 
     @property
+    def encoder(self) -> CodecEncoder | None:
+        """Its checkpoints have one, which is not wired: a clone needs a speaker's vector besides."""
+        return None
+
+    @property
     def device(self) -> torch.device:
         return self.talker.codec_head.weight.device
 
@@ -537,7 +544,14 @@ class Layouts:
             overlays.append(Overlay(before + overlaid, frames=wish.reference.frames))
         behind = [(id_, None) for id_ in (*rest, marks.pad)]
         ids = tuple(self._pair(*pair) for pair in (*opening, *control, *body, *behind))
-        return PromptRow((TextSegment(ids),), tuple(overlays), trailing=len(behind))
+        prefix = self._prefix(wish, wish.reference, ids, before, len(body)) if wish.reference else None
+        return PromptRow((TextSegment(ids),), tuple(overlays), trailing=len(behind), prefix=prefix)
+
+    def _prefix(self, wish: Wish, reference: Reference, ids: Sequence[int], before: int, body: int) -> Prefix:
+        """What comes before the first token of the text, which follows the transcript: no token sees another, and the
+        backbone looks back only."""
+        length = before + min(body, len(self.transcript(reference.text)) - TAIL)
+        return prompts.prefix(length, ids[:length], wish.vector, reference.frames)
 
     def _control(self, wish: Wish) -> tuple[list[tuple[int, int | None]], int]:
         """The language and the speaker; and the place within for a vector."""

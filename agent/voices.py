@@ -1,0 +1,147 @@
+"""Voices to speak like: those that clients made of recordings, by id, and those with a name. Any call may use them.
+
+It does not know how a recording came here. A voice that was made is known by a secret id, in memory only, until others
+take its place or the server ends; one with a name is a file of the server's owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.byte_cache import ByteCache
+from engine.checks import RequestError, shown
+from engine.cloning import Attempt, CloneFailed
+from engine.core import ErrorCode, ModelSpec, Reference
+from engine.reference import check_cloning
+from engine.voice_folder import NAME, NamedVoice, VoiceFolder
+
+MAX_VOICES_BYTES = 32 * 2**20
+"""Of those that clients made: half a minute of a recording takes 48 kB."""
+BYTES_A_CODE = 8
+AT_ONCE, MAX_WAITING = 2, 16
+"""Recordings that are worked on, and that wait for that: each may be 10 MB, decoded by a process of its own."""
+RETRY_AFTER = 2.0
+PREFIX = "voice_"
+"""Of an id, which so is no name."""
+
+
+class Cloner(Protocol):
+    """What is needed of engine.runtime.Runtime."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+    def clone(self, data: bytes, text: str, attempt: Attempt | None = None) -> Reference: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A voice that was made."""
+
+    id: str
+    seconds: float
+    """Of speech in its recording."""
+
+
+class VoicesBusy(Exception):
+    """There is no room for a recording now; `code` says of what kind that is, `retry_after` is in seconds."""
+
+    def __init__(self, message: str, code: ErrorCode, retry_after: float | None) -> None:
+        super().__init__(message)
+        self.code, self.retry_after = code, retry_after
+
+
+class Voices:
+    """All of one server's. To be used on one event loop, and closed."""
+
+    def __init__(self, engine: Cloner, folder: VoiceFolder | None = None, max_bytes: int = MAX_VOICES_BYTES) -> None:
+        self._engine, self._folder = engine, folder
+        self._made = ByteCache[str, Reference](max_bytes)
+        self._read: dict[str, tuple[int, NamedVoice]] = {}
+        """Files that were read, with the instant of their last change."""
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="cloning")
+        self._attempts: set[Attempt] = set()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are files."""
+        return tuple(self._folder.names()) if self._folder is not None else ()
+
+    def find(self, voice: str) -> Reference:
+        """The voice of that id or name. Raises RequestError where there is none, or where the engine cannot clone."""
+        check_cloning(self._engine.spec)
+        if self._folder is not None and NAME.fullmatch(voice):
+            return self._named(self._folder, voice).reference
+        reference = self._made.get(voice)
+        if reference is None:
+            known = ", ".join(self.names) or "none"
+            raise RequestError(
+                f"voice must be the id of one that was made here, or one of those with a name ({known}), got "
+                f"{shown(voice)}; make it again, if it is long ago",
+                "voice",
+            )
+        return reference
+
+    def has(self, voice: str) -> bool:
+        """Whether it reads like an id or a name of one, rather than a speaker's."""
+        return voice.startswith(PREFIX) or voice in self.names
+
+    def _named(self, folder: VoiceFolder, name: str) -> NamedVoice:
+        """Read again where the file has changed."""
+        changed = folder.changed(name)
+        known = self._read.get(name)
+        if known is None or known[0] != changed:
+            voice = folder.read(name)
+            voice.check(self._engine.spec)
+            known = self._read[name] = changed, voice
+        return known[1]
+
+    async def make(self, data: bytes, text: str) -> Made:
+        """A voice from the bytes of a file in which `text` is said. Cancelled, it is given up whatever is being done.
+
+        Raises RequestError for what is no recording of that text, VoicesBusy, and RuntimeError where PyAV is missing.
+        """
+        if len(self._attempts) >= AT_ONCE + MAX_WAITING:
+            raise VoicesBusy(
+                "too many recordings are being worked on: send it again later", ErrorCode.BUSY, RETRY_AFTER
+            )
+        attempt = Attempt()
+        self._attempts.add(attempt)
+        try:
+            loop = asyncio.get_running_loop()
+            reference = await loop.run_in_executor(self._threads, self._engine.clone, data, text, attempt)
+        except CloneFailed as failed:
+            raise VoicesBusy(str(failed), failed.code, failed.retry_after) from failed
+        except asyncio.CancelledError:
+            attempt.give_up()
+            raise
+        finally:
+            self._attempts.discard(attempt)
+        return self._keep(reference)
+
+    def _keep(self, reference: Reference) -> Made:
+        made = Made(PREFIX + secrets.token_urlsafe(16), len(reference.frames) * self._engine.spec.frame_seconds)
+        self._made.put(made.id, reference, sum(map(len, reference.frames)) * BYTES_A_CODE)
+        return made
+
+    def forget(self, voice: str) -> bool:
+        """One that a client made; whether it was there."""
+        return self._made.remove(voice)
+
+    def close(self) -> None:
+        """Gives up what is being worked on."""
+        for attempt in self._attempts:
+            attempt.give_up()
+        self._threads.shutdown(cancel_futures=True)
+
+
+def found(voices: Voices | None, voice: str | None) -> Reference | None:
+    """Whom to speak like, if anybody. Raises RequestError for a voice that is not there."""
+    if not voice:
+        return None
+    if voices is None:
+        raise RequestError(f"voice must be left out, since there is none here, got {shown(voice)}", "voice")
+    return voices.find(voice)

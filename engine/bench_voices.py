@@ -1,0 +1,260 @@
+"""Measures what a recording costs until a voice speaks like it: encoding it, and first audio with it the first time and
+later. It does not know what it sounds like: recordings are noise, and the encoder's weights may be random.
+"""
+
+from __future__ import annotations
+
+import io
+import wave
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from engine import device as devices
+from engine import random_weights
+from engine.calibrate import listening
+from engine.clock import Clock, MonotonicClock
+from engine.core import (
+    Encode,
+    Encoded,
+    Event,
+    Finished,
+    Limits,
+    ModelSpec,
+    Reference,
+    Request,
+    Samples,
+    SamplingParams,
+    Stage,
+    Step,
+    StepResult,
+)
+from engine.encoder_places import MAX_RECORDINGS, EncoderPlaces
+from engine.loop import run as run_loop
+from engine.metrics import quantile
+from engine.predictor import Predictor
+from engine.runtime import Runtime
+from engine.scheduler import Scheduler
+from engine.traffic import SPEC
+
+MODEL = "breeze-tts-2"
+"""Whose encoder's dimensions are measured."""
+RATE = 24_000
+LEVEL = 0.1
+FRAMES = 16
+"""Of each utterance: its first audio counts."""
+PLAIN, FIRST, CACHED = "plain", "first", "cached"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Recordings that come together to an engine that does nothing else."""
+
+    together: int
+    seconds: float
+    """Of each."""
+    all_ms_p50: float
+    all_ms_p95: float
+    """From their coming to the last one's codes."""
+    steps: int
+    longest_step_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class FirstAudio:
+    """TTFA of one request on an idle engine."""
+
+    voice: str
+    """plain: its own; first: of a recording that nobody has spoken like; cached: again."""
+    ttfa_ms_p50: float
+    ttfa_ms_p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Voices:
+    """What was measured."""
+
+    encoder: str
+    encoder_device: str
+    threads: int
+    encoding: tuple[Encoding, ...]
+    voice: str
+    recording_seconds: float
+    making_ms_p50: float
+    """From a file's bytes to a reference: decoded in a process of its own, and encoded."""
+    first_audio: tuple[FirstAudio, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON data."""
+        return asdict(self)
+
+
+class Ear:
+    """An executor of recordings only."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._places = EncoderPlaces(random_weights.encoder(MODEL, device=device), device)
+        self._device = device
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> StepResult:
+        result = StepResult(codes=tuple(self._places.run(step.rows)))
+        devices.synchronise(self._device)
+        return result
+
+
+class Crowd:
+    """All events at once; closed when nobody waits for anything."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.closed = False
+        self._events = list(events)
+
+    def drain(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def wait(self, until: float | None) -> None:
+        self.closed = True
+
+
+def run(runtime: Runtime, text: str, transcript: str, seconds: float, runs: int, console: Console) -> Voices:
+    """Measures both, the second with the runtime's own voice. Raises RequestError where that cannot clone."""
+    first_audio, making_ms = speaking(runtime, text, transcript, seconds, runs, console)
+    device = devices.choose(runtime.config.device)
+    devices.set_threads(device, runtime.config.threads)
+    encoding = tuple(hearing(device, seconds, runs, console))
+    threads = torch.get_num_threads() if device.type == "cpu" else 0
+    done = Voices(
+        MODEL, devices.name(device), threads, encoding, runtime.spec.name, seconds, making_ms, tuple(first_audio)
+    )
+    console.print(table(done))
+    return done
+
+
+# ---- encoding ----
+
+
+def hearing(device: torch.device, seconds: float, runs: int, console: Console) -> Iterator[Encoding]:
+    """One recording, and as many as an engine listens to at once, by the production loop."""
+    clock, ear, spec = MonotonicClock(), Ear(device), replace(SPEC, encodes=True)
+    limits = Limits(max_batch=dict.fromkeys(Stage, MAX_RECORDINGS), max_queued=MAX_RECORDINGS)
+    predictor = Predictor()
+    for step, elapsed in listening(ear, spec, limits, clock):
+        predictor.observe(step, elapsed)
+    counts = (1, MAX_RECORDINGS) if devices.captures(device) else (1, 2)  # a CPU would take half a minute
+    for together in counts:
+        crowd = [noise(seconds, seed) for seed in range(together)]
+        heard(ear, spec, limits, predictor, clock, crowd)
+        rounds = track(range(runs), description=f"{together} together", console=console, transient=True)
+        measured = [heard(ear, spec, limits, predictor, clock, crowd) for _ in rounds]
+        times = sorted(elapsed for elapsed, _ in measured)
+        steps = [step for _, took in measured for step in took]
+        yield Encoding(
+            together,
+            seconds,
+            ms(quantile(times, 0.5)),
+            ms(quantile(times, 0.95)),
+            len(measured[0][1]),
+            ms(max(steps)),
+        )
+
+
+def heard(
+    ear: Ear, spec: ModelSpec, limits: Limits, predictor: Predictor, clock: Clock, crowd: Sequence[Samples]
+) -> tuple[float, list[float]]:
+    """Seconds until all of the crowd are codes, and those of each step."""
+    steps, codes = list[float](), list[Encoded]()
+
+    class Timed:
+        def run(self, step: Step) -> StepResult:
+            began = clock.now()
+            result = ear.run(step)
+            steps.append(clock.now() - began)
+            return result
+
+    scheduler = Scheduler(spec, limits, predictor)
+    came_at = clock.now()
+    events = [Encode(number, samples, came_at) for number, samples in enumerate(crowd)]
+    run_loop(
+        Crowd(events),
+        scheduler,
+        Timed(),
+        predictor,
+        clock,
+        lambda output: codes.append(output) if isinstance(output, Encoded) else None,
+    )
+    assert len(codes) == len(crowd), f"all are to be encoded, got {len(codes)} of {len(crowd)}"
+    return clock.now() - came_at, steps
+
+
+# ---- first audio ----
+
+
+def speaking(
+    runtime: Runtime, text: str, transcript: str, seconds: float, runs: int, console: Console
+) -> tuple[list[FirstAudio], float]:
+    """Of each kind, with another recording in each run; and the ms until a reference is made."""
+    clock, times, making = MonotonicClock(), {kind: list[float]() for kind in (PLAIN, FIRST, CACHED)}, list[float]()
+    for seed in track(range(runs + 1), description="speaking", console=console, transient=True):
+        data, began = wav(noise(seconds, seed)), clock.now()
+        reference = runtime.clone(data, transcript)
+        took = clock.now() - began
+        ttfa = {PLAIN: spoken(runtime, text, None), FIRST: spoken(runtime, text, reference)}
+        ttfa[CACHED] = spoken(runtime, text, runtime.clone(data, transcript))
+        if seed == 0:
+            continue  # its first calls are not warm
+        making.append(took)
+        for kind, elapsed in ttfa.items():
+            times[kind].append(elapsed)
+    rows = ((kind, ms(quantile(sorted(each), 0.5)), ms(quantile(sorted(each), 0.95))) for kind, each in times.items())
+    return [FirstAudio(*row) for row in rows], ms(quantile(sorted(making), 0.5))
+
+
+def spoken(runtime: Runtime, text: str, reference: Reference | None) -> float:
+    """TTFA. Raises ValueError for what the voice cannot say."""
+    sampling: SamplingParams = replace(runtime.spec.sampling, min_frames=FRAMES, max_frames=FRAMES)
+    *_, end = runtime.stream(Request(text, sampling, reference=reference))
+    if not isinstance(end, Finished) or end.stats.ttfa is None:
+        raise ValueError(f"expected speech, got {end}")
+    return end.stats.ttfa
+
+
+def noise(seconds: float, seed: int) -> Samples:
+    """A recording."""
+    samples = np.random.default_rng(seed).standard_normal(round(seconds * RATE), np.float32) * np.float32(LEVEL)
+    return samples.clip(-1, 1)
+
+
+def wav(samples: Samples) -> bytes:
+    """The same as a file."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(RATE)
+        out.writeframes((samples * 32767).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def ms(seconds: float) -> float:
+    return round(1000 * seconds, 2)
+
+
+def table(done: Voices) -> Table:
+    """What was measured, a row each."""
+    title = f"Recordings of {done.recording_seconds:g} s; encoder {done.encoder} on {done.encoder_device}"
+    out = Table("what", "p50 ms", "p95 ms", title=title, title_justify="left", box=SIMPLE_HEAD)
+    for row in done.encoding:
+        out.add_row(f"{row.together} encoded together", f"{row.all_ms_p50:.1f}", f"{row.all_ms_p95:.1f}")
+    for audio in done.first_audio:
+        name = f"first audio of {done.voice}, {audio.voice}"
+        out.add_row(name, f"{audio.ttfa_ms_p50:.1f}", f"{audio.ttfa_ms_p95:.1f}")
+    out.add_row("from a file to a reference", f"{done.making_ms_p50:.1f}", "")
+    return out

@@ -1,0 +1,151 @@
+"""From a file and what is said in it to a Reference that requests can carry: decoded, encoded by the engine, kept.
+
+It does not know how files come here, nor who speaks like them. The same file is decoded and encoded once: it is known
+by the hash of its bytes for as long as there is room. All of it blocks, and can be given up from another thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from queue import SimpleQueue
+from typing import Protocol
+
+from engine.byte_cache import ByteCache
+from engine.checks import RequestError
+from engine.core import Encoded, End, ErrorCode, Failed, ModelSpec, Output, Reference, Samples
+from engine.reference import SAMPLE_RATE, check_cloning, check_transcript, decode_apart
+
+CACHE_BYTES = 64 * 2**20
+"""Of what files became: half a minute takes 48 kB."""
+BYTES_A_CODE = 8
+"""In a tuple: small numbers are there once."""
+
+Frames = tuple[tuple[int, ...], ...]
+
+
+class Engine(Protocol):
+    """What is needed of engine.runtime.Runtime."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+    def encode(self, samples: Samples, deliver: Callable[[Output], None]) -> int: ...
+    def cancel(self, request_id: int) -> None: ...
+
+
+class CloneFailed(RuntimeError):
+    """The engine could not encode a recording that is none the worse for it; `retry_after` in seconds."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.message)
+        self.code, self.retry_after = failed.code, failed.retry_after
+
+
+class GivenUp(Exception):
+    """Nobody waits for it any more."""
+
+
+class Attempt:
+    """One file on its way, which may be given up from another thread, whatever is being done with it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given_up = False
+        self._stop: Callable[[], None] | None = None
+
+    def give_up(self) -> None:
+        """Ends what is being done, and keeps anything else from being begun."""
+        with self._lock:
+            self._given_up = True
+            if self._stop is not None:
+                self._stop()
+
+    @contextmanager
+    def doing(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Around work that `stop`, from another thread, ends. Raises GivenUp where that has been asked for."""
+        with self._lock:
+            self._stop = stop
+            if self._given_up:
+                stop()
+        try:
+            yield
+        except Exception:
+            self.check()
+            raise
+        finally:
+            with self._lock:
+                self._stop = None
+        self.check()
+
+    def check(self) -> None:
+        """Raises GivenUp."""
+        if self._given_up:
+            raise GivenUp
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a file became."""
+
+    frames: Frames
+    seconds: float
+    """Of speech in it."""
+
+
+class Cloning:
+    """Makes references with one engine, for any thread. Of what it has heard, `max_bytes` are kept."""
+
+    def __init__(self, engine: Engine, max_bytes: int = CACHE_BYTES) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._cache = ByteCache[bytes, Heard](max_bytes)
+
+    def snapshot(self) -> dict[str, float]:
+        """Of the cache, by name."""
+        with self._lock:
+            return self._cache.snapshot("reference_cache")
+
+    def reference(self, data: bytes, text: str, attempt: Attempt | None = None) -> Reference:
+        """The voice in the bytes of a file, in which `text` is said.
+
+        Raises RequestError for what is no recording of that text, or where the voice has no reference mode; CloneFailed
+        where the engine is busy or dies; GivenUp; and RuntimeError where PyAV is missing.
+        """
+        check_cloning(self._engine.spec, recorded=True)
+        check_transcript(text)
+        heard = self._heard(data, attempt or Attempt())
+        check_transcript(text, heard.seconds)
+        return Reference(text.strip(), heard.frames)
+
+    def _heard(self, data: bytes, attempt: Attempt) -> Heard:
+        key = sha256(data).digest()
+        with self._lock:
+            heard = self._cache.get(key)
+        if heard is not None:
+            return heard
+        samples = decode_apart(data, attempt.doing)
+        heard = Heard(self._encoded(samples, attempt), samples.size / SAMPLE_RATE)
+        with self._lock:
+            self._cache.put(key, heard, sum(map(len, heard.frames)) * BYTES_A_CODE)
+        return heard
+
+    def _encoded(self, samples: Samples, attempt: Attempt) -> Frames:
+        outputs = SimpleQueue[Output]()
+        request_id = self._engine.encode(samples, outputs.put)
+        frames: Frames = ()
+        with attempt.doing(lambda: self._engine.cancel(request_id)):
+            while not isinstance(output := outputs.get(), End):
+                if isinstance(output, Encoded):
+                    frames = tuple(map(tuple, output.codes.tolist()))
+            if isinstance(output, Failed):
+                raise failure(output)
+        assert frames, f"a recording that is encoded to its end has frames, got {output}"
+        return frames
+
+
+def failure(failed: Failed) -> Exception:
+    """What a refusal by the engine is to whoever sent the file."""
+    return RequestError(failed.message, failed.field) if failed.code is ErrorCode.BAD_REQUEST else CloneFailed(failed)
