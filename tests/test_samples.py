@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from aiohttp import ClientSession, web
@@ -27,6 +28,7 @@ from agent.client import Client, SpeechError
 from agent.protocol import ReplyEnded
 from agent.server import attach
 from engine.core import Output, Request
+from engine.messages import RuntimeConfig
 from engine.runtime import Runtime
 
 SAMPLES = Path(__file__).parent.parent / "samples"
@@ -235,3 +237,31 @@ def test_samples_are_short_and_say_how_they_are_run(name: str) -> None:
     lines = (SAMPLES / f"{name}.py").read_text().splitlines()
     assert name == "call" or len([line for line in lines if line]) <= 30
     assert name == "embed" or f"samples/{name}.py" in "".join(lines[:5])
+
+
+def seconds_heard(file: Path) -> float:
+    """How long an Opus file is, as far as it is audible: from its first to its last sample above -40 dB."""
+    with av.open(str(file)) as opened:
+        parts = [frame.to_ndarray().flatten() for frame in opened.decode(audio=0)]
+    sound = np.concatenate(parts)
+    loud = np.flatnonzero(np.abs(sound if sound.dtype == np.float32 else sound / 32768) > 0.01)
+    return float(loud[-1] - loud[0]) / 48_000 if len(loud) else 0.0
+
+
+def test_sayings_are_recorded_again(tmp_path: Path) -> None:
+    """The embedded voice still says what a recording in the repository has, about as long."""
+    (tmp_path / "texts.txt").write_text("moment: Sure, one moment.\n")
+    with Runtime.start(RuntimeConfig(device="cpu")) as runtime:
+        sample("sayings").record(runtime, tmp_path / "texts.txt")
+    now, kept = (seconds_heard(folder / "moment.opus") for folder in (tmp_path, SAMPLES / "sayings"))
+    assert now == pytest.approx(kept, rel=0.3)
+
+
+def test_every_saying_has_its_recording() -> None:
+    lines = (SAMPLES / "sayings" / "texts.txt").read_text(encoding="utf-8").splitlines()
+    texts = {name: text for name, _, text in (line.partition(": ") for line in lines)}
+    files = {file.stem: file for file in (SAMPLES / "sayings").glob("*.opus")}
+    assert files.keys() == texts.keys()
+    for name, text in texts.items():
+        words = len(text.split())
+        assert 0.12 * words < seconds_heard(files[name]) < 0.2 + 0.6 * words, name

@@ -255,10 +255,11 @@ def draw(sounds: Mapping[str, Sound], rate: int, text: str, file: Path) -> None:
     figure = Figure(figsize=(11, 2.3 * len(sounds)), layout="constrained")
     longest = max(map(len, sounds.values())) / rate
     for panel, (kind, sound) in zip(figure.subplots(len(sounds), 1, squeeze=False)[:, 0], sounds.items(), strict=True):
-        panel.specgram(sound, NFFT=1024, Fs=rate, noverlap=896, cmap="magma", vmin=-120, vmax=-40)
+        with np.errstate(divide="ignore"):  # where there is nothing at all
+            panel.specgram(sound, NFFT=1024, Fs=rate, noverlap=768, cmap="magma", vmin=-120, vmax=-40)
         panel.set(xlim=(0, longest), ylim=(0, 8000), ylabel="Hz", facecolor="black")
         panel.set_title(f"{kind}: {text}", fontsize=9, loc="left")
-    figure.savefig(file, dpi=90)
+    figure.savefig(file, dpi=72)
 
 
 def main() -> None:
