@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 from conftest import require_browser
 from states import SENT, arrive
+from test_manners import MIN_CONTRAST, contrast
 
 from agent import bench_policies
 from agent.bench_page import drawing, weighed
@@ -258,6 +259,58 @@ async def test_a_stutter_is_red(listener: Listener) -> None:
         await listener.page.emulate_media(color_scheme=scheme)
         red, green, blue = await listener.page.evaluate(INK, "stutter")
         assert red > 200 and red > 2 * max(green, blue) - 20, scheme
+
+
+MIN_SHAPE_CONTRAST = 3
+"""Of what is no text, AA: https://www.w3.org/TR/WCAG22/#non-text-contrast"""
+
+
+async def test_what_is_written_and_drawn_on_the_timeline_can_be_read(listener: Listener) -> None:
+    for scheme in SCHEMES:
+        await listener.page.emulate_media(color_scheme=scheme)
+        names = ("played", "on-played", "ready", "on-ready", "cut", "field", "made", "stutter", "lost")
+        ink = {name: await listener.page.evaluate(INK, name) for name in names}
+        for words, ground in (("on-played", "played"), ("on-ready", "ready"), ("cut", "field")):
+            assert contrast(ink[words], ink[ground]) >= MIN_CONTRAST, f"{words}, {scheme}"
+        for shape in ("played", "made", "stutter", "lost"):  # what is ready has the outline of what is played
+            assert contrast(ink[shape], ink["field"]) >= MIN_SHAPE_CONTRAST, f"{shape}, {scheme}"
+
+
+async def test_no_veil_lies_over_the_numbers_of_what_is_ready(listener: Listener) -> None:
+    top, height = (await lanes(listener))["played"].values()
+    veil = await listener.page.evaluate("getComputedStyle(document.querySelector('.veil')).backgroundImage")
+    assert f"rgba(0, 0, 0, 0) {top}px, rgba(0, 0, 0, 0) {top + height}px" in veil
+
+
+@pytest.mark.parametrize("over", [30.0, 60.0])
+async def test_the_words_of_a_cut_are_whole_on_whichever_tiles_they_lie(listener: Listener, over: float) -> None:
+    """`over`: so many pixels of them lie on the second, before views go on as they do after a cut."""
+    page = listener.page
+    await page.evaluate(WATCHED)
+    await listener.connect()
+    rows = {"top": 88, "height": 15}
+
+    async def cut(at: float) -> int:
+        await arrive(listener, type="view", at=at, heard_ms=0, buffered_ms=0)
+        await page.wait_for_selector(".strip canvas")
+        await arrive(listener, type="speech.silenced", flush_ms=6, wire_ms=40)
+        for later in range(200, 3000, 200):
+            await arrive(listener, type="view", at=at + later, heard_ms=0, buffered_ms=0)
+        return await inked(listener, **rows, colour="cut")
+
+    tile = await page.evaluate("document.querySelector('#timeline').clientWidth * 5 / 24.5")
+    wide = await page.evaluate(
+        """() => {
+          const paint = new OffscreenCanvas(1, 1).getContext("2d");
+          paint.font = "600 12px system-ui, sans-serif";
+          return 5 + paint.measureText("silent in 46 ms").width;
+        }"""
+    )
+    whole = await cut(1_001_000)
+    assert whole > 100
+    await listener.hang_up()
+    await listener.connect()
+    assert await cut(1_005_000 - 5_000 * (wide - over) / tile) == pytest.approx(whole, rel=0.2)
 
 
 async def test_the_picture_can_be_held(listener: Listener) -> None:
@@ -538,7 +591,7 @@ async def test_pieces_grow_before_ones_eyes(listener: Listener) -> None:
     assert heights == [pytest.approx(share * where["made"]["height"] / 5) for share in (1, 2, 3, 4, 5)]
     assert {round(top + height) for _, top, _, height in bars} == {where["made"]["top"] + where["made"]["height"]}
     widths = [width for _, _, width, _ in boxes(found["ready"])]
-    assert [width + 1 for width in widths] == [pytest.approx(8 * frames) for frames in sizes], "as long as they play"
+    assert [width + 2 for width in widths] == [pytest.approx(8 * frames) for frames in sizes], "as long as they play"
     assert [each["given"][0] for each in found["on-ready"]] == ["2", "4", "8", "16"], "where there is room"
 
 
