@@ -485,9 +485,9 @@ function measure(stats) {
 
 /** For those who do not see the picture. */
 function summarise() {
-  const { buffered, slack, numbers } = timeline.history;
+  const { buffered, slack, calls } = timeline.history;
   const [ready, spare] = [milliseconds(buffered), slack === null ? "–" : milliseconds(slack)];
-  const values = { ready, spare, stutters: number(transcript.underruns), peers: number(numbers.length) };
+  const values = { ready, spare, stutters: number(transcript.underruns), peers: number(calls) };
   write("summary", phase === "ready" ? tell("see.summary", values) : "");
 }
 

@@ -13,7 +13,7 @@ export const LANES = {
 };
 export const HEIGHT = 442;
 export const HEIGHT_ALONE = 350; // without other calls
-export const MAX_PEERS = 16;
+const MAX_PEERS = 16;
 const STEP_HEIGHT = LANES.engine.height / STAGES.length;
 const MARGIN_PX = 160; // how far a label reaches beyond what it belongs to
 const DIGIT_PX = 6;

@@ -6,7 +6,7 @@
 // not be read under one.
 
 import { History, STAGES } from "./history.js";
-import { HEIGHT, HEIGHT_ALONE, LANES, MAX_PEERS, Painter } from "./painter.js";
+import { HEIGHT, HEIGHT_ALONE, LANES, Painter } from "./painter.js";
 import { number, put, tell } from "./texts.js";
 
 const PAST_MS = 20_000;
@@ -290,13 +290,13 @@ export class Timeline {
 
   #write() {
     if (this.#held) return;
-    const { buffered, slack, numbers } = this.history;
+    const { buffered, slack, calls } = this.history;
     const spare = slack === null ? "" : tell(slack < 0 ? "see.late" : "see.spare", { ms: number(Math.abs(slack)) });
     this.#put("ready", buffered > 0 ? tell("see.ready_ahead", { ms: number(buffered) }) + spare : "");
     this.#pin();
     for (const stage of STAGES) this.#put(stage, this.history.rows(stage) ? `×${this.history.rows(stage)}` : "");
-    this.#put("calls", numbers.length ? String(Math.min(numbers.length, MAX_PEERS)) : "");
-    this.#element.toggleAttribute("data-peers", numbers.length > 0);
+    this.#put("calls", calls ? number(calls) : "");
+    this.#element.toggleAttribute("data-peers", calls > 0);
   }
 
   #put(name, words) {
