@@ -255,7 +255,7 @@ class View(Server, tag="view", frozen=True):
     Instants are ms of the server's clock, `at` is now. chunks, of this call: (utterance, at, frames of 80 ms, slack_ms:
     by how much the next is expected to be early, null for the last). steps, of the engine: (stage, at, ms, rows, 1
     where this call is one of them). peers, the other calls of a server that is for show: (number, buffered_ms, 0 silent
-    or 1 speaking or 2 synthetic)."""
+    or 1 speaking or 2 synthetic), people's first, and no more than can be shown; calls: how many there are."""
 
     at: float
     heard_ms: float
@@ -264,6 +264,7 @@ class View(Server, tag="view", frozen=True):
     chunks: tuple[tuple[str, float, int, float | None], ...] = ()
     steps: tuple[tuple[str, float, float, int, int], ...] = ()
     peers: tuple[tuple[int, float, int], ...] = ()
+    calls: int = 0
 
 
 class SpeechWaterfall(Server, tag="speech.waterfall", frozen=True):

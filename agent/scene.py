@@ -79,7 +79,8 @@ class Scene:
         try:
             while watching := [call for call in self._calls.values() if call.watched]:
                 steps = Steps.of([self._ran.popleft() for _ in range(len(self._ran))])
-                peers = {number: seen(call) for number, call in self._calls.items()}
+                people_first = sorted(self._calls.values(), key=lambda call: call.synthetic)
+                peers = {call.number: seen(call) for call in people_first}
                 for call in watching:
                     if call.watched and call.number in self._calls:
                         self._show_one(call, steps, [peer for other, peer in peers.items() if other != call.number])

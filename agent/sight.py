@@ -19,7 +19,7 @@ from engine.recorder import Ran
 MAX_CHUNKS = 32
 MAX_STEPS = 128
 MAX_PEERS = 16
-"""In one view; what is more than can be shown is left out, the oldest first."""
+"""In one view; what is more than can be shown is left out: the oldest chunks and steps, the last of the peers."""
 REMEMBERED = 8
 """Requests of a call that its steps are told by."""
 REMEMBERED_STEPS = 1000
@@ -134,6 +134,7 @@ class Sight:
             chunks=tuple(self._chunks),
             steps=tuple(steps.shown(self._requests)),
             peers=tuple(peers[:MAX_PEERS]),
+            calls=len(peers),
         )
         self._chunks.clear()
         return [*self._waterfalls(now), view]

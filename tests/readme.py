@@ -137,12 +137,13 @@ def page() -> str:
     return (
         f"{calm['frames_a_second']:.0f} frames a second, {calm['renderer']['drawn']:.0f} % of a core for the page's "
         f"process and {calm['chromium']['drawn']:.0f} % for all of Chromium, {busy['renderer']['drawn']:.0f} and "
-        f"{busy['chromium']['drawn']:.0f} % beside {busy['synthetic_listeners']} synthetic listeners. Ten callers who "
-        f"all watch take the server {events['cpu_added_percent']:.2f} % of a core more than ten who do not, which is "
+        f"{busy['chromium']['drawn']:.0f} % beside {busy['synthetic_listeners']} synthetic listeners (frames in "
+        f"periods of their own: counting them costs CPU). Ten callers who all watch take the server "
+        f"{events['cpu_added_percent']:.2f} % of a core more than ten who do not, which is "
         f"{events['cpu_added_share_percent']:.1f} % of what those take (its event loop alone "
         f"{events['loop_added_percent']:.2f} % of a core), and their packets come "
         f"{events['p99_off_ms']:.1f} and {events['p99_on_ms']:.1f} ms apart (p99). The page is "
-        f"{weight['bytes'] / 1000:.0f} kB in {weight['files']} files, all of this server"
+        f"{weight['bytes'] / 1000:.0f} kB in {weight['files']} files without headers, all of this server"
     )
 
 

@@ -156,6 +156,19 @@ async def test_whoever_floods_the_controls_floods_nobody(server: Server) -> None
         await caller.close()
 
 
+async def test_who_calls_after_many_synthetic_listeners_is_seen_and_all_are_counted(server: Server) -> None:
+    watcher = await server.call()
+    watcher.send(type="watch", on=True)
+    watcher.send(type="demo", load=20)
+    await watcher.wait(lambda: [view.get("calls") for view in watcher.told("view")][-1:] == [20])
+    other = await server.call()
+    await watcher.wait(lambda: watcher.told("view")[-1]["calls"] == 21)
+    peers = watcher.told("view")[-1]["peers"]
+    assert [kind for _, _, kind in peers] == [0] + [2] * 15, "the caller first, and as many as have a lane"
+    await watcher.close()
+    await other.close()
+
+
 async def test_load_that_is_taken_back_at_once_leaves_nothing(server: Server) -> None:
     caller = await server.call()
     caller.send(type="watch", on=True)

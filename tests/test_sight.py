@@ -103,4 +103,4 @@ def test_a_view_is_bounded_whatever_happens() -> None:
         sight.take_start(said, 10.0)
     steps = Steps.of([step(Stage.DEPTH, 10.0, 0.01, *range(64))] * 1000)
     shown = view(sight.told(10.1, 0.0, 0.0, None, steps, [(number, 0.0, 2) for number in range(100)]))
-    assert (len(shown.chunks), len(shown.steps), len(shown.peers)) == (32, MAX_STEPS, 16)
+    assert (len(shown.chunks), len(shown.steps), len(shown.peers), shown.calls) == (32, MAX_STEPS, 16, 100)

@@ -21,7 +21,8 @@ export class History {
   gaps = [];
   cuts = [];
   peers = [];
-  numbers = []; // of the other calls, in the order of their lanes
+  numbers = []; // of the other calls that are shown, in the order of their lanes
+  calls = 0; // how many others there are
   at = null; // of the last view
   buffered = 0; // milliseconds, then
   #waiting = []; // {chunk, left}: what is ready, in the order in which it plays
@@ -37,7 +38,7 @@ export class History {
   }
 
   /** Takes one view. Returns [from, to]: between these instants something looks different now. */
-  take({ at, buffered_ms: buffered, chunks = [], steps = [], peers = [] }) {
+  take({ at, buffered_ms: buffered, chunks = [], steps = [], peers = [], calls = 0 }) {
     const before = Math.min(this.at ?? at - 100, at);
     const oldEnd = this.coming.at(-1)?.to ?? before;
     for (const [id, when, frames, slack] of chunks) this.#add({ id, at: when, frames, slack, due: null });
@@ -49,6 +50,7 @@ export class History {
     this.#play(before, at, playing);
     this.at = at;
     this.buffered = buffered;
+    this.calls = calls;
     this.#lay();
     const moved = this.#watch(before, at, peers);
     this.#forget(at - KEPT_MS);

@@ -44,6 +44,7 @@ const demo = new Demo({
 let token = null;
 let call = null;
 let asking = false; // for the microphone
+let unwanted = false; // the call that waits for the answer
 let phase = "idle"; // idle, connecting, ready
 let back = null; // {timer, tries}: while the page waits for its server to come back
 let turn = null; // hearing, thinking, paused, or null
@@ -60,12 +61,14 @@ let touched = false; // the user has chosen whether to use the microphone
 
 /** Starts a call; `afterwards` runs once it is ready. Must be called inside a click: play() is. */
 async function connect(afterwards = () => {}, { again = false } = {}) {
-  if (call || asking) return;
+  unwanted = false;
+  if (call || asking) return render();
   wake();
   sound.srcObject = new MediaStream();
   sound.play().catch(() => {}); // in the click: behind the question for a microphone Safari may refuse it
   if (!again) forgive();
   const stream = element("microphone").checked ? await openMicrophone() : null;
+  if (unwanted) return forgo(stream);
   try {
     call = new Call(token, stream);
   } catch (error) {
@@ -100,6 +103,15 @@ function begin(again) {
   timeline.begin();
   call.send("watch", { on: !document.hidden });
   listDevices();
+  render();
+}
+
+/** There is to be no call after all. */
+function forgo(stream) {
+  for (const track of stream?.getTracks() ?? []) track.stop();
+  microphone.close();
+  unwanted = false;
+  hint = null;
   render();
 }
 
@@ -383,10 +395,11 @@ function render() {
   write("status", words);
   Object.assign(element("status").dataset, { phase: speaking() ? "speaking" : phase, state });
   document.body.dataset.state = state;
-  write("connect-words", tell({ idle: "talk.connect", connecting: "talk.cancel", ready: "talk.hang_up" }[phase]));
-  element("connect").dataset.phase = phase;
+  const step = waits() ? "connecting" : phase;
+  write("connect-words", tell({ idle: "talk.connect", connecting: "talk.cancel", ready: "talk.hang_up" }[step]));
+  element("connect").dataset.phase = step;
   write("speak", tell(phase === "idle" ? "talk.connect_and_speak" : "talk.speak"));
-  element("speak").disabled = phase === "connecting";
+  element("speak").disabled = step === "connecting";
   element("say").disabled = phase !== "ready";
   element("stop").disabled = !transcript.pending.length;
   renderMicrophone();
@@ -405,10 +418,13 @@ function render() {
   count();
 }
 
+/** For the answer about the microphone. */
+const waits = () => phase === "idle" && asking && !unwanted;
+
 /** The state of the call, and its words. */
 function status() {
   if (back && phase !== "ready") return ["lost", tell("status.lost")];
-  if (phase === "idle" && asking) return ["connecting", tell("status.asking")];
+  if (waits()) return ["connecting", tell("status.asking")];
   if (phase !== "ready") return [phase, tell(`status.${phase}`)];
   if (turn === "paused") return ["paused", tell("status.paused")]; // whether it is one is not known yet
   if (interrupted) return ["interrupted", tell("status.interrupted", { ms: number(interrupted.ms) })];
@@ -485,9 +501,9 @@ function measure(stats) {
 
 /** For those who do not see the picture. */
 function summarise() {
-  const { buffered, slack, numbers } = timeline.history;
+  const { buffered, slack, calls } = timeline.history;
   const [ready, spare] = [milliseconds(buffered), slack === null ? "–" : milliseconds(slack)];
-  const values = { ready, spare, stutters: number(transcript.underruns), peers: number(numbers.length) };
+  const values = { ready, spare, stutters: number(transcript.underruns), peers: number(calls) };
   write("summary", phase === "ready" ? tell("see.summary", values) : "");
 }
 
@@ -579,6 +595,7 @@ function press() {
   const waited = back;
   stay();
   if (call) call.hangUp();
+  else if (waits()) ((unwanted = true), render());
   else connect(() => {}, { again: waited !== null });
 }
 

@@ -13,7 +13,7 @@ export const LANES = {
 };
 export const HEIGHT = 442;
 export const HEIGHT_ALONE = 350; // without other calls
-export const MAX_PEERS = 16;
+const MAX_PEERS = 16;
 const STEP_HEIGHT = LANES.engine.height / STAGES.length;
 const MARGIN_PX = 160; // how far a label reaches beyond what it belongs to
 const DIGIT_PX = 6;
@@ -35,8 +35,9 @@ export class Painter {
     this.#mostAhead = mostAhead;
   }
 
-  /** Everything between two instants, anew. `origin`: the instant at the canvas's left edge. */
-  paint(canvas, origin, history, from, to) {
+  /** Everything between two instants, anew. `origin`: the instant at the canvas's left edge; `seam`: the one at which
+   * speech turns from ready to played. */
+  paint(canvas, origin, history, from, to, seam = history.at) {
     const x = (at) => (at - origin) * this.#scale;
     const left = Math.floor(x(from)) - 1;
     const width = Math.ceil(x(to)) + 1 - left;
@@ -47,19 +48,21 @@ export class Painter {
     canvas.rect(left, 0, width, HEIGHT);
     canvas.clip();
     this.#box("field", left, 0, width, HEIGHT);
-    this.#lanes(x, history, from - margin, to + margin);
+    this.#lanes(x, history, from - margin, to + margin, seam);
     canvas.restore();
   }
 
-  #lanes(x, history, from, to) {
+  #lanes(x, history, from, to, seam) {
     const within = (list, begin, end) => list.filter((each) => end(each) >= from && begin(each) <= to);
     const stretches = (list) => within(list, (each) => each.from, (each) => each.to);
     this.#grid(x, from, to);
     this.#ahead(x, history.levels, from, to);
     const chunks = within(history.chunks, ({ at }) => at, ({ at, due }) => Math.max(at, due ?? at));
     for (const chunk of chunks) this.#made(x, chunk);
-    for (const stretch of stretches(history.played)) this.#stretch(x, stretch, "played");
-    for (const stretch of stretches(history.coming)) this.#stretch(x, stretch, "ready");
+    for (const stretch of stretches([...history.played, ...history.coming])) {
+      if (stretch.from < seam) this.#stretch(x, { ...stretch, to: Math.min(seam, stretch.to) }, "played");
+      if (stretch.to > seam) this.#stretch(x, { ...stretch, from: Math.max(seam, stretch.from) }, "ready");
+    }
     for (const stretch of stretches(history.dropped)) this.#lost(x, stretch);
     for (const gap of stretches(history.gaps)) this.#gap(x, gap);
     for (const step of within(history.steps, ({ at }) => at, ({ at, ms }) => at + ms)) this.#step(x, step);
@@ -87,11 +90,15 @@ export class Painter {
   #stretch(x, { from, to, chunk }, colour) {
     const { top, height } = LANES.played;
     const wide = Math.max(1, x(to) - x(from) - 1);
-    this.#box(colour, x(from), top, wide, height, Math.min(4, wide / 2));
+    const edge = colour === "ready" ? 0.5 : 0;
+    this.#box(colour, x(from) + edge, top + edge, wide - 2 * edge, height - 2 * edge, Math.min(4, wide / 2));
+    this.#canvas.strokeStyle = this.#colours.played; // pale alone it would hardly differ from the ground
+    this.#canvas.lineWidth = 1;
+    if (edge) this.#canvas.stroke();
     const words = String(Math.round(chunk.frames));
-    const half = (chunk.frames * FRAME_MS) / 2;
-    const middle = chunk.due + half; // of the chunk and not of the stretch: it stays where it was painted
-    if (chunk.at !== null && from <= middle && middle < to && 2 * half * this.#scale > DIGIT_PX * words.length + 5)
+    const middle = chunk.due + (chunk.frames * FRAME_MS) / 2; // of the chunk: it stays where it was painted
+    const room = (DIGIT_PX * words.length + 5) / 2 / this.#scale; // on one colour, or it could not be read
+    if (chunk.at !== null && from <= middle - room && middle + room <= to)
       this.#number(words, x(middle), top + height / 2, `on-${colour}`);
   }
 

@@ -38,7 +38,7 @@ const SERVER = {
   "reply.started": ["id"],
   "reply.text": ["id", "text"],
   "reply.ended": ["id", "reason", "heard"],
-  "view": ["at", "heard_ms", "buffered_ms", "playing?", "chunks?", "steps?", "peers?"],
+  "view": ["at", "heard_ms", "buffered_ms", "playing?", "chunks?", "steps?", "peers?", "calls?"],
   "speech.waterfall": [
     "id", "queued_ms", "text_ms", "prefill_ms", "decode_ms", "depth_ms", "codec_ms", "waited_ms", "delivered_ms",
     "playout_ms"

@@ -157,6 +157,7 @@ export const demo = {
   load_value: "{count} von {most}",
   load_help: "Keine Menschen: Der Server erzeugt Sprache für sie, als wären sie da.",
   policy: "Wer als Nächster bedient wird",
+  policy_help: "Um den Unterschied zu hören, erst etwa 4 Zuhörer dazunehmen.",
   predictor: "Predictor",
   predictor_help: "wessen Frist am nächsten ist",
   "newest-first": "Neueste zuerst",

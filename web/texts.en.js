@@ -157,6 +157,7 @@ export const demo = {
   load_value: "{count} of {most}",
   load_help: "Not people: the server generates speech for them as if they were.",
   policy: "Who is served next",
+  policy_help: "To hear a difference, add about 4 listeners first.",
   predictor: "Predictor",
   predictor_help: "whose deadline is nearest",
   "newest-first": "Newest first",

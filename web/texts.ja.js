@@ -157,6 +157,7 @@ export const demo = {
   load_value: "{most}人中{count}人",
   load_help: "人ではありません。サーバーが、いるものとして音声を生成します。",
   policy: "次に誰を処理するか",
+  policy_help: "違いを聞くには、まず聞き手を4人ほど加えてください。",
   predictor: "Predictor",
   predictor_help: "期限が最も近い人から",
   "newest-first": "新しい順",

@@ -2,11 +2,11 @@
 //
 // What has happened does not change, so a picture of it is painted once, as views come, and only where it is new;
 // between that the tiles are an animation of the browser's compositor, and this thread has nothing to do with a frame.
-// Right of the now line a veil makes what is ready paler than what was played, so that nothing needs to be painted again
-// when it is.
+// Right of the now line lies a veil; only speech is painted again when it turns from ready to played, whose numbers could
+// not be read under one.
 
 import { History, STAGES } from "./history.js";
-import { HEIGHT, HEIGHT_ALONE, LANES, MAX_PEERS, Painter } from "./painter.js";
+import { HEIGHT, HEIGHT_ALONE, LANES, Painter } from "./painter.js";
 import { number, put, tell } from "./texts.js";
 
 const PAST_MS = 20_000;
@@ -34,6 +34,7 @@ export class Timeline {
   #glides = []; // the animations of strip and pins, while they move
   #startedAt = 0; // of these, on the browser's clock
   #held = false;
+  #seam = 0; // where speech turned from ready to played when it was last painted
   #seen = true;
   #shownAt = null; // the instant at the now line
   #anchored = null; // the tile from which the others' places are counted
@@ -80,7 +81,7 @@ export class Timeline {
     this.#forget();
     this.#live = false;
     this.history = history;
-    this.#shownAt = at;
+    this.#shownAt = this.#seam = at;
     this.repaint();
   }
 
@@ -267,13 +268,16 @@ export class Timeline {
   }
 
   #touch([from, to]) {
-    if (!this.#held) for (const index of this.#tiles.keys()) this.#paint(index, from - 50, to + 200);
+    if (this.#held) return;
+    const begin = Math.min(from, this.#seam);
+    this.#seam = this.#glides.length ? this.#at + STEP_MS / 2 : this.#shownAt; // half-way to where it is by the next view
+    for (const index of this.#tiles.keys()) this.#paint(index, begin - 50, to + 200);
   }
 
   #paint(index, from, to) {
     const origin = index * TILE_MS;
     const [left, right] = [Math.max(from, origin), Math.min(to, origin + TILE_MS)];
-    if (left < right && this.#tileWidth) this.#paints.paint(this.#tiles.get(index).paint, origin, this.history, left, right);
+    if (left < right && this.#tileWidth) this.#paints.paint(this.#tiles.get(index).paint, origin, this.history, left, right, this.#seam);
   }
 
   /** More is ready than the lane has room for. */
@@ -286,13 +290,13 @@ export class Timeline {
 
   #write() {
     if (this.#held) return;
-    const { buffered, slack, numbers } = this.history;
+    const { buffered, slack, calls } = this.history;
     const spare = slack === null ? "" : tell(slack < 0 ? "see.late" : "see.spare", { ms: number(Math.abs(slack)) });
     this.#put("ready", buffered > 0 ? tell("see.ready_ahead", { ms: number(buffered) }) + spare : "");
     this.#pin();
     for (const stage of STAGES) this.#put(stage, this.history.rows(stage) ? `×${this.history.rows(stage)}` : "");
-    this.#put("calls", numbers.length ? String(Math.min(numbers.length, MAX_PEERS)) : "");
-    this.#element.toggleAttribute("data-peers", numbers.length > 0);
+    this.#put("calls", calls ? number(calls) : "");
+    this.#element.toggleAttribute("data-peers", calls > 0);
   }
 
   #put(name, words) {

@@ -25,6 +25,21 @@ SENT = """() => {
   RTCDataChannel.prototype.send = function (data) { sent.push(JSON.parse(data)); send.call(this, data); };
 }"""
 """Notes what the page tells the server."""
+WRITTEN = """() => {
+  const write = CanvasRenderingContext2D.prototype.fillText;
+  globalThis.written = [];
+  CanvasRenderingContext2D.prototype.fillText = function (words, ...rest) {
+    written.push(words);
+    write.call(this, words, ...rest);
+  };
+}"""
+"""Notes what is written on the timeline."""
+PASSED = """() => {
+  globalThis.passed = [];
+  const status = document.getElementById("status");
+  new MutationObserver(() => passed.push(status.dataset.state)).observe(status, { attributes: true });
+}"""
+"""Notes through which states the page goes."""
 
 
 async def arrive(listener: Listener, **message: object) -> None:

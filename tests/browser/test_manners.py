@@ -17,7 +17,7 @@ import pytest
 from conftest import require_browser
 from npm import taken
 from sounds import noise
-from states import SENT, arrive, lose, refusing, walk
+from states import ASKING, SENT, arrive, lose, refusing, walk
 from test_talk import write
 
 from agent.browser import Array, Listener, Served, chromium, serve, tab
@@ -310,6 +310,31 @@ async def test_a_microphone_that_cannot_be_had_is_no_fault(listener: Listener, w
     assert words in await shown(listener, "hint")
     assert not await listener.page.is_visible("#problem")
     assert await shown(listener, "status") == "Connected, ready to speak"
+
+
+async def test_who_is_asked_for_the_microphone_can_still_cancel(server: Served, tmp_path: Path) -> None:
+    async with (
+        chromium(microphone=write(tmp_path / "quiet.wav", noise(0.1))) as browser,
+        tab(browser, server.url) as listener,
+    ):
+        page = listener.page
+        await page.evaluate(ASKING)
+        await page.check("#microphone")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        await page.click("#connect")
+        await page.wait_for_function("globalThis.agree !== undefined")
+        assert await shown(listener, "connect-words") == "Cancel"
+        await page.click("#connect")
+        assert [await shown(listener, words) for words in ("connect-words", "status")] == ["Connect", "Not connected"]
+        await page.evaluate("agree()")
+        await page.wait_for_timeout(500)  # in which it would have called
+        assert asked == []
+        await page.evaluate("agree = undefined")
+        await page.click("#connect")
+        await page.wait_for_function("globalThis.agree !== undefined")
+        await page.evaluate("agree()")
+        await page.wait_for_selector("#status[data-phase=ready]")
 
 
 async def test_push_to_talk_and_mute_and_devices(server: Served, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import require_browser
 from sounds import Wave, clip, cough, int16, noise
-from states import LONG, interrupt
+from states import LONG, PASSED, WRITTEN, interrupt
 
 from agent.browser import Listener, Served, chromium, tab
 
@@ -70,8 +70,17 @@ async def test_a_spoken_turn_is_answered(server: Served, tmp_path: Path) -> None
 
 async def test_who_speaks_over_the_agent_interrupts_it_while_still_speaking(server: Served, tmp_path: Path) -> None:
     async with talking(server, tmp_path / "user.wav", clip("user")) as listener:
+        for noting in (PASSED, WRITTEN):
+            await listener.page.evaluate(noting)
         await interrupt(listener)
+        passed, written = await listener.page.evaluate("[passed, written]")
+        shown = await listener.page.inner_text("#stopped")
         heard = await listener.gather()
+    (silenced,) = heard.of_type("speech.silenced")
+    took = int(shown.removesuffix(" ms"))
+    assert took == pytest.approx(sum(silenced[part] for part in ("flush_ms", "wire_ms", "turn_ms")), abs=0.51)
+    assert "interrupted" in passed, "it is told in words and in colour"
+    assert f"silent in {took} ms" in written, "and on the timeline"
     stopped = heard.of_type("speech.stopped")[0]
     assert (stopped["id"], stopped["reason"]) == ("u1", "cancelled")
     (paused,), (ended,) = heard.of_type("speech.paused"), heard.of_type("turn.ended")
