@@ -154,7 +154,7 @@ AGENT_LEVELS = (
     "fault",
     "protocol lateness pace allowance metrics toc libopus heard vad echo sentences sse thoughts trouble dialogue feed "
     "words dial closing near sounds probe probe.recording probe.stretch probe.ear probe.outcome probe.sounds "
-    "probe.network",
+    "probe.network probe.findings",
     "utterance playout turn guard transit called secret script realtime silencing turn_end reply probe.books",
     "opus offer wire door jitter endpoint whisper realtime_items realtime_keys",
     "hearing microphone track receive chat whisper_worker transcribe container realtime_session",
@@ -209,6 +209,7 @@ AGENT_PURE = (
     "probe.stretch",
     "probe.ear",
     "probe.outcome",
+    "probe.findings",
 )
 
 
