@@ -5,6 +5,7 @@ It does not know sessions or peers: they count, it adds up.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -36,6 +37,8 @@ class AgentMetrics:
         self._registry = registry = CollectorRegistry(auto_describe=False)
         registry.register(EngineCollector(snapshot))
         self.peers = Gauge("breezert_peers", "Calls that are open.", registry=registry)
+        tasks = Gauge("breezert_tasks", "Tasks of the event loop that are not over.", registry=registry)
+        tasks.set_function(lambda: len(asyncio.all_tasks()))
         self.calls_ended = Counter("breezert_calls_ended", "Calls that ended, by why.", ["why"], registry=registry)
         self.refused = Counter("breezert_refused", "HTTP requests refused, by status.", ["status"], registry=registry)
         self.answer = Histogram(
@@ -69,5 +72,5 @@ class AgentMetrics:
         self.missed = Counter("breezert_underrun_seconds", "Silence sent inside utterances.", registry=registry)
 
     def render(self) -> bytes:
-        """The exposition, for a scraper."""
+        """The exposition, for a scraper. To be called on the event loop."""
         return generate_latest(self._registry)

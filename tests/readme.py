@@ -171,6 +171,17 @@ def self_check() -> str:
     )
 
 
+def probed() -> list[str]:
+    """What the probe says of our own agent: the rows of its table."""
+    turned, killed = result("probe-cycles")["load"]["cycles"], result("probe-kill")["load"]["killed"]
+    return [
+        f"| {turned['cycles']} calls connected and closed: failed; left; memory, second half | "
+        f"{turned['failed'] or 'none'}; {', '.join(turned['left']) or 'nothing'}; {turned['grown_mb']:+.1f} MB |",
+        f"| engine killed (`kill -9`) under {killed['calls']} calls: error event; speech again, longest | "
+        f"{max(killed['told']):.1f} s; {max(killed['spoke']):.1f} s |",
+    ]
+
+
 def pair(figure: dict[str, float]) -> str:
     return f"{figure['p50']:.0f} / {figure['p95']:.0f}"
 

@@ -166,7 +166,7 @@ AGENT_LEVELS = (
     "realtime",
     "protocol lateness pace allowance metrics toc libopus heard vad echo sentences sse thoughts trouble dialogue feed "
     "words dial closing near sounds probe probe.recording probe.stretch probe.ear probe.outcome probe.sounds "
-    "probe.network",
+    "probe.network probe.findings",
     "manner utterance playout turn guard transit called secret script silencing turn_end reply probe.books",
     "asking opus offer wire door jitter endpoint whisper realtime_items realtime_keys",
     "hearing microphone track receive chat whisper_worker transcribe container realtime_session",
@@ -224,6 +224,7 @@ AGENT_PURE = (
     "probe.stretch",
     "probe.ear",
     "probe.outcome",
+    "probe.findings",
 )
 
 

@@ -33,7 +33,7 @@ from agent.probe.call import Target, call
 from agent.probe.dialect import claims
 from agent.probe.mouth import Air
 from agent.probe.network import Network, is_media, parse
-from agent.probe.recording import RATE, Pcm, Recording
+from agent.probe.recording import RATE, Pcm, Recording, Told
 from agent.probe.scenario import Cue, Scenario, Step
 from agent.protocol import Speak
 from agent.server import attach
@@ -319,23 +319,25 @@ async def test_a_sound_begins_20_ms_before_the_packet_that_begins_with_it_left(m
     assert late[5] < 0.001, f"six of eight, whatever else the machine does: {late}"
 
 
-async def test_a_packet_came_when_the_loop_took_it_from_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_packet_came_when_the_kernel_took_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Server and client share a loop here, which is busy before aiortc gets a packet, and so late for the next."""
     came = dict[tuple[int, int], float]()
     take = module.Sockets._note
 
-    def note(self: Any, data: bytes) -> None:
+    def note(self: Any, data: bytes, at: float) -> None:
         if is_media(data):
             sequence, source = struct.unpack("!2xH4xI", data[:12])
-            came[source, sequence] = MonotonicClock().now()
-        take(self, data)
-        time.sleep(0.002)  # the loop is busy before aiortc gets it
+            came[source, sequence] = at
+        take(self, data, at)
+        time.sleep(0.005)
 
     monkeypatch.setattr(module.Sockets, "_note", note)
     async with open_house(Ours()) as url:
         recording = await dial(url, LISTENING)
-    gaps = sorted(packet.at - came[packet.source, packet.sequence] for packet in recording.packets)
-    assert len(gaps) > 5
-    assert 0.0 <= gaps[len(gaps) // 2] < 0.001
+    assert len(recording.packets) > 5
+    assert [packet.at for packet in recording.packets] == [
+        came[packet.source, packet.sequence] for packet in recording.packets
+    ]
 
 
 # ---- bad ones -------------------------------------------------------------------------------------------------
@@ -492,6 +494,12 @@ def held() -> tuple[int, int, int]:
     """Tasks, threads and descriptors."""
     gc.collect()
     return len(asyncio.all_tasks()), threading.active_count(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+@pytest.mark.parametrize("depth", [2, 900])
+def test_what_lies_deep_in_a_message_is_left_out(depth: int) -> None:
+    text = '{"type": "reply.ended", "heard_ms": 20, "deep": ' + depth * "[" + depth * "]" + "}"
+    assert module.told(text, 3.0) == Told(3.0, "reply.ended", {"type": "reply.ended", "heard_ms": 20})
 
 
 async def test_a_call_that_is_cancelled_again_and_again_hangs_up_all_the_same() -> None:

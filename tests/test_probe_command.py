@@ -20,12 +20,13 @@ import pytest
 from faulty_agent import serving
 
 from agent.opus import OpusEncoder
-from agent.probe import command, run
+from agent.probe import command, judging, run
 from agent.probe.call import Target
 from agent.probe.command import main, origin, shown, token
-from agent.probe.judging import expects, judged, reply_seconds
-from agent.probe.outcome import Outcome
+from agent.probe.judging import Judges, expects, judged, reply_seconds
+from agent.probe.outcome import PEAK_SECONDS, Outcome
 from agent.probe.recording import RATE, Packet, Recording, Said, Told
+from agent.probe.report import FIGURES
 from agent.probe.run import Lateness, Plan, Run, at_once, rehearsals
 from agent.probe.scenario import Cue, Expectation, Scenario, Step, built_in
 
@@ -271,10 +272,30 @@ def test_a_recording_becomes_figures_and_a_picture() -> None:
         *(("onset", "question"), ("onset", "interruption"), ("claim", "stopped"))
     ]
     user, agent = (np.frombuffer(each, np.uint8) for each in (outcome.picture.user, outcome.picture.agent))
-    assert user[:200].max() == 0, "nobody speaks in the first second"
-    assert user[202:398].min() > 10
-    assert agent[: round(3.0 / 0.005)].max() == 0
-    assert agent[round(3.3 / 0.005) : round(4.8 / 0.005)].min() > 10
+    assert user[: round(1.0 / PEAK_SECONDS)].max() == 0, "nobody speaks in the first second"
+    assert user[round(1.01 / PEAK_SECONDS) : round(1.99 / PEAK_SECONDS)].min() > 10
+    assert agent[: round(3.0 / PEAK_SECONDS)].max() == 0
+    assert agent[round(3.3 / PEAK_SECONDS) : round(4.8 / PEAK_SECONDS)].min() > 10
+
+
+def test_all_that_was_measured_is_told_and_the_page_says_what_it_is() -> None:
+    outcome = judged(recording((103.0, 105.0), (107.0, 109.0)), OVER, None)
+    assert set(outcome.figures) <= set(FIGURES)
+    assert outcome.figures["claimed_over_ms"] == pytest.approx((0.0,), abs=60)
+    assert {"answered_ms", "packet_ms", "between_p99_ms", "spread_ms", "after_stop_ms"} <= set(outcome.figures)
+    assert (outcome.figures["packet_ms"], outcome.figures["between_max_ms"]) == ((20.0,), pytest.approx((20.0,)))
+    assert outcome.takeovers == {"question": True, "interruption": True}
+
+
+async def test_a_recording_that_cannot_be_judged_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "LIMIT_SECONDS", 0.2)
+    judges = Judges(1)
+    try:
+        with pytest.raises(TimeoutError, match="it took longer than"):
+            await judges.run(time.sleep, 600)
+        assert await judges.run(abs, -1) == 1, "the process goes on"
+    finally:
+        judges.close()
 
 
 def test_a_rehearsal_tells_how_long_the_reply_is() -> None:
@@ -333,6 +354,9 @@ def test_bad_usage_shows_the_usage(argv: str, says: str, capsys: pytest.CaptureF
         ("http://127.0.0.1:9 --html -", "--html needs a file"),
         ("http://127.0.0.1:9 --minutes 3", "--minutes needs --peers"),
         ("http://127.0.0.1:9 --kill-engine 3", "--kill-engine needs --peers"),
+        ("http://127.0.0.1:9 --talking 1", "--talking needs --peers"),
+        ("http://127.0.0.1:9 --peers 2 --talking 3", "--talking 3 of --peers 2: expected no more than there are"),
+        ("http://127.0.0.1:9 --peers 2 --talking 1 --kill-engine 3", "--talking does not go with --kill-engine"),
         ("http://127.0.0.1:9 --server-pid 3", "--server-pid needs --peers or --cycles"),
         ("http://127.0.0.1:9 --peers 2 --minutes 1 --kill-engine 55", "--kill-engine 55 needs --minutes 1.2 or more"),
         ("http://127.0.0.1:9 --peers 2 --minutes 1 --kill-engine 5", "--kill-engine needs a server of this machine"),

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from stand_in import cut, hang, no_task
 
 from agent.dial import BusyError, ClientError, RefusedError, UnreachableError
-from agent.probe.dialect import Claim, Farewell, Line, Target, claims
+from agent.probe.dialect import Claim, Exchange, Farewell, Target, claims
 from agent.probe.recording import Told
 
 SDP = "v=0\r\no=- 1 1 IN IP4 0.0.0.0\r\n"
@@ -55,11 +55,11 @@ async def called(answer: Answer, protocol: str, path: str = "", **options: Any) 
     """The server after a call that was ended again, and the SDP that came."""
     server = Server(answer)
     async with server.http:
-        line = Line(server.target(protocol, path, **options))
+        exchange = Exchange(server.target(protocol, path, **options))
         try:
-            found = await line.offer("v=0 offer")
+            found = await exchange.offer("v=0 offer")
         finally:
-            await line.hang_up()
+            await exchange.hang_up()
         return server, found.sdp
 
 
@@ -147,13 +147,13 @@ async def test_a_call_that_nobody_wants_any_more_is_ended_when_its_answer_comes(
 
     server = Server(answer)
     async with server.http:
-        before, line = asyncio.all_tasks(), Line(server.target())
-        offering = asyncio.create_task(line.offer("v=0"))
+        before, exchange = asyncio.all_tasks(), Exchange(server.target())
+        offering = asyncio.create_task(exchange.offer("v=0"))
         await server.came.wait()
         offering.cancel()
         await asyncio.wait([offering])
         asyncio.get_running_loop().call_later(0.05, release.set)
-        await line.hang_up()
+        await exchange.hang_up()
         assert server.asked[1][:2] == ("DELETE", "/calls/late")
         await no_task(before)
 
@@ -162,11 +162,11 @@ async def test_an_answer_that_never_comes_is_not_waited_for_when_hanging_up(monk
     monkeypatch.setattr("agent.probe.dialect.LATE_SECONDS", 0.05)
     server = Server(hang)
     async with server.http:
-        before, line = asyncio.all_tasks(), Line(server.target())
-        offering = asyncio.create_task(line.offer("v=0"))
+        before, exchange = asyncio.all_tasks(), Exchange(server.target())
+        offering = asyncio.create_task(exchange.offer("v=0"))
         await server.came.wait()
         offering.cancel()
-        await line.hang_up()
+        await exchange.hang_up()
         await asyncio.wait([offering])
         await no_task(before)
 
@@ -197,19 +197,19 @@ async def test_what_answers_something_else_says_what_was_expected() -> None:
 async def test_who_cannot_be_reached_is_named() -> None:
     with pytest.raises(UnreachableError, match="/offer cannot be reached"):
         await called(cut, "offer")
-    line = Line(Target("http://127.0.0.1:9"))
+    exchange = Exchange(Target("http://127.0.0.1:9"))
     with pytest.raises(UnreachableError, match=r"http://127\.0\.0\.1:9/offer cannot be reached"):
-        await line.offer("v=0")
-    await line.hang_up()
+        await exchange.offer("v=0")
+    await exchange.hang_up()
 
 
 async def test_a_token_that_no_header_takes_is_a_failure_and_not_shown() -> None:
     target = Target("http://127.0.0.1:9", token="a\r\nb")
     assert "a\r" not in repr(target)
-    line = Line(target)
+    exchange = Exchange(target)
     with pytest.raises(ClientError):
-        await line.offer("v=0")
-    await line.hang_up()
+        await exchange.offer("v=0")
+    await exchange.hang_up()
 
 
 @pytest.mark.parametrize(
@@ -278,10 +278,10 @@ async def test_a_server_without_room_says_when_to_call_again() -> None:
     app = web.Application()
     app.router.add_post("/offer", full)
     async with TestServer(app) as server:
-        line = Line(Target(str(server.make_url("/"))))
+        exchange = Exchange(Target(str(server.make_url("/"))))
         try:
             with pytest.raises(BusyError, match="503 Service Unavailable: all lines are taken") as caught:
-                await line.offer("v=0")
+                await exchange.offer("v=0")
         finally:
-            await line.hang_up()
+            await exchange.hang_up()
     assert caught.value.retry_after == 2.5

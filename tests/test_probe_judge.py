@@ -21,7 +21,8 @@ from probe_traces import (
     talk,
 )
 
-from agent.probe.judge import FINDINGS, Finding, Held, Verdict
+from agent.probe.findings import FINDINGS
+from agent.probe.judge import Finding, Held, Verdict
 from agent.probe.recording import Packet, Pcm
 from agent.probe.scenario import Cue, Expectation, Step
 
@@ -213,6 +214,7 @@ def test_more_heard_than_came_out() -> None:
     verdict = judged(made, STOPS, claims=[*claims, Said(104.7, "started")])
     assert names(verdict) == ["overclaimed_heard"] * 2
     assert verdict.findings[0].size == sized(1500.0)
+    assert verdict.claimed_over_ms == (sized(1500.0), sized(1500.0))
 
 
 def test_silence_at_the_end_may_be_claimed() -> None:

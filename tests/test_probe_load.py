@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,8 +187,35 @@ async def test_a_load_keeps_books_and_leaves_nothing(tmp_path: Path, monkeypatch
     assert {outcome.scenario for outcome in outcomes} == {"hello"}
     assert sorted(outcome.trial for outcome in outcomes) == [*range(len(outcomes))]
     assert max(entry.peers or 0 for entry in found.entries) == 3
-    assert {growth.what for growth in found.growths} >= {"memory", "descriptors", "threads"}
+    assert {growth.what for growth in found.growths} == {"memory", "descriptors", "threads", "tasks"}
     assert found.entries[-1].peers == 0
+
+
+async def test_peers_take_turns_and_stay_on_the_line_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.probe.books.Books.keep.__defaults__", (0.25,))
+    wanted, talking, most = Wanted(peers=3, talking=1, seconds=8.0), 0, 0
+    with serving(tmp_path) as (url, pid), running(url) as run:
+        attempt = run.attempt
+
+        async def watched(*arguments: Any) -> None:
+            nonlocal talking, most
+            talking += 1
+            most = max(most, talking)
+            calling = asyncio.create_task(attempt(*arguments))
+            await arguments[-1].spoken.wait()
+            talking -= 1
+            await calling
+
+        monkeypatch.setattr(run, "attempt", watched)
+        loading = Loading(Books(url, pid))
+        await soak(run, [LISTENING], loading, wanted, nothing)
+        outcomes = list(run.outcomes)
+    found = loading.load(wanted, outcomes)
+    assert most == 1
+    assert max(entry.peers or 0 for entry in found.entries) == 3
+    assert [outcome.failure for outcome in outcomes] == [None] * len(outcomes)
+    assert max(outcome.seconds for outcome in outcomes) < 5.0, "what is on the line is not written down"
+    assert (found.peers, found.talking, found.left) == (3, 1, ())
 
 
 async def test_a_cancelled_load_leaves_no_call(tmp_path: Path) -> None:
@@ -281,7 +309,7 @@ async def test_what_has_no_engine_of_its_own_cannot_lose_it() -> None:
 
 
 def test_gaps_are_those_of_a_call() -> None:
-    outcomes = [Outcome("a", n, 1, "offer", 9.0, {"gap_ms": (80.0,) * n}) for n in range(4)]
+    outcomes = [Outcome("a", n, 1, "offer", 9.0, {"concealed_ms": (80.0,) * n}) for n in range(4)]
     found = Loading(Books("", None)).load(Wanted(peers=1, seconds=1.0), outcomes)
     assert (found.calls, found.gaps_a_call) == (4, 1.5)
     assert CONNECT.steps == ()

@@ -50,7 +50,7 @@ def test_a_call_is_timed_from_its_dialling() -> None:
     assert found.first_packet_ms == pytest.approx(300)
     assert found.first_audio_ms == close(1000 + 1000 * (BUFFER + CODER))
     assert found.buffer_ms == pytest.approx(1000 * BUFFER + 5)  # the middle of a packet's two blocks
-    assert found.speech_seconds == pytest.approx(2.0, abs=0.05)
+    assert sum(span.seconds for span in found.spans) == pytest.approx(2.0, abs=0.05)
 
 
 def test_nothing_is_known_of_a_call_that_never_was() -> None:
@@ -74,8 +74,7 @@ def test_a_stop_and_an_answer_are_heard_where_they_are() -> None:
     assert step is not None and step.speaking and step.takeover
     assert step.stop_ms == close(300 + 1000 * (BUFFER + CODER))
     assert step.response_ms == close(700 + 1000 * (BUFFER + CODER))
-    assert step.resumed_ms == step.response_ms
-    assert step.after_stop_ms == 0 and step.silent_ms == close(2000 - 300 - 1000 * (BUFFER + CODER))
+    assert step.after_stop_ms == 0
 
 
 def test_an_agent_that_goes_on_has_not_stopped_for_the_user() -> None:
@@ -89,7 +88,7 @@ def test_an_agent_that_goes_on_has_not_stopped_for_the_user() -> None:
 def test_who_is_not_spoken_over_is_answered() -> None:
     made = recording(packets(talk(7, (104.0, speech()[: RATE // 2]))), ("question", 101.0, 103.0))
     step = measured(made).of("question")
-    assert step is not None and not step.speaking and step.stop_ms is None and step.resumed_ms is None
+    assert step is not None and not step.speaking and step.stop_ms is None
     assert step.response_ms == close(1000 + 1000 * (BUFFER + CODER))
     assert not step.takeover, "half a second is a backchannel"
 
@@ -153,7 +152,7 @@ def test_zeros_in_speech_are_padding(ms: int) -> None:
     found = measured(recording(packets(talk(samples.size / RATE + 1, (FIRST_AT + 0.6, samples)))))
     assert {gap.kind for gap in found.gaps} == {"zeros"}
     assert 9 <= len(found.gaps) <= 11
-    assert found.gap_ms("zeros") == pytest.approx(10 * ms, rel=0.2)
+    assert sum(gap.ms for gap in found.gaps if gap.kind == "zeros") == pytest.approx(10 * ms, rel=0.2)
 
 
 def test_one_long_pad_is_enough_and_one_short_one_is_not() -> None:
@@ -206,22 +205,22 @@ def paced(seconds: float = 6.0, interval: float = 0.02) -> list[Packet]:
 def test_a_steady_sender() -> None:
     found = pacing(paced())
     assert (found.packets, found.packet_ms, found.longest_ms, found.long_packets) == (300, 20.0, 20.0, 0)
-    assert (found.lost, found.reordered, found.duplicated, found.wrong_timestamps) == (0, 0, 0, 0)
-    assert found.between_p50 == pytest.approx(20) == found.between_p99 == found.between_max
+    assert (found.lost, found.reordered, found.wrong_timestamps) == (0, 0, 0)
+    assert found.between_p99_ms == pytest.approx(20) == found.between_max_ms
     assert found.rate == pytest.approx(1.0) and found.drift is not None and abs(found.drift.ppm) < 1e-3
 
 
 def test_packets_of_40_ms() -> None:
     found = pacing(paired(paced()))
     assert (found.packet_ms, found.longest_ms, found.long_packets) == (40.0, 40.0, 150)
-    assert found.wrong_timestamps == 0 and found.between_p50 == pytest.approx(40)
+    assert found.wrong_timestamps == 0 and found.between_p99_ms == pytest.approx(40)
 
 
 def test_packets_that_are_lost_twice_there_and_out_of_order() -> None:
     some = paced()
     some[10], some[11] = replace(some[11], at=some[10].at), replace(some[10], at=some[11].at)
     found = pacing([*some[:100], *some[102:150], some[149], *some[150:]])
-    assert (found.lost, found.reordered, found.duplicated) == (2, 1, 1) and found.wrong_timestamps == 0
+    assert (found.lost, found.reordered) == (2, 1) and found.wrong_timestamps == 0
 
 
 def test_timestamps_that_stand_still() -> None:
@@ -235,7 +234,7 @@ def test_drift_is_measured_through_jitter(ppm: int) -> None:
     some = [replace(p, at=p.at + rng.exponential(0.005)) for p in paced(10.0, interval=0.02 * (1 + ppm / 1e6))]
     drift = pacing(sorted(some, key=lambda p: p.at)).drift
     assert drift is not None and drift.ppm == pytest.approx(ppm, abs=150)
-    assert drift.least <= ppm <= drift.most and drift.uncertain_ppm < 200
+    assert drift.least <= ppm <= drift.most and drift.most - drift.least < 400
 
 
 def test_a_stall_is_no_drift() -> None:

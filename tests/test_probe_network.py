@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import socket
 import struct
+import time
 from typing import Any
 
 import pytest
 
-from agent.probe.network import CALM, Direction, Network, Trouble, Way, is_media, parse
+from agent.probe.network import CALM, Direction, Network, Trouble, Way, age, is_media, parse
 
 WITHIN = 10.0
 
@@ -92,9 +95,9 @@ async def test_a_calm_way_delivers_at_once_and_in_order() -> None:
 
 async def test_numbers_go_on_where_sequence_numbers_wrap_around() -> None:
     trouble = Trouble(lost=10)
-    way, came = await carried(trouble, *(rtp(65500 + n) for n in range(200)))
+    _, came = await carried(trouble, *(rtp(65500 + n) for n in range(200)))
     lost = [n for n in range(200) if trouble.is_lost(n)]
-    assert way.direction.lost == lost
+    assert len(lost) == 20
     assert [data for _, data in came] == [rtp(65500 + n) for n in range(200) if n not in lost]
 
 
@@ -127,8 +130,36 @@ async def test_what_is_on_its_way_never_comes_once_the_way_is_closed() -> None:
         way.send(rtp(n), None)
     assert way.waiting > 0
     way.close()
+    way.send(rtp(20), None)
     await asyncio.sleep(0.03)  # longer than anything would have taken
     assert (way.waiting, came) == (0, [])
+
+
+def test_a_datagram_is_as_old_as_the_kernel_has_had_it() -> None:
+    ages = list[float]()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here, socket.socket(type=socket.SOCK_DGRAM) as there:
+        here.bind(("127.0.0.1", 0))
+        for wait in (0.0, 0.0, 0.05):
+            there.sendto(b"x", here.getsockname())
+            time.sleep(wait)  # whoever reads has something else to do
+            here.recv(10)
+            ages.append(age(here.fileno()))
+    assert ages[2] >= 0.05 > ages[1]
+    read, write = os.pipe()
+    try:
+        assert age(read) == 0.0, "it is no socket"
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+async def test_a_packet_came_when_it_was_due_however_late_the_loop_is() -> None:
+    late = list[float]()
+    way = Way(lambda data, address: late.append(way.late), CALM, CALM)
+    way.send(rtp(0), None, asyncio.get_running_loop().time() - 0.05)
+    assert 0.05 <= late[0] < 1.0
+    way.send(rtp(1), None)
+    assert late[1] < 0.05
 
 
 def test_media_are_told_from_the_rest() -> None:

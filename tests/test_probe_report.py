@@ -36,8 +36,8 @@ ABSENT = "nothing is found"
 
 def outcome(trial: int = 0, held: bool = True, stop: float = 250.0, **fields: Any) -> Outcome:
     picture = Picture(
-        bytes([0, 50, 0, 0] * 50),
-        bytes([0, 0, 80, 80] * 50),
+        bytes([0, 50, 0, 0] * 25),
+        bytes([0, 0, 80, 80] * 25),
         (Mark("onset", 0.1, "interruption"), Mark("stop", 0.1 + stop / 1000, f"silent {stop:.0f} ms later")),
         ((0.4, 0.45),) if not held else (),
     )
@@ -55,7 +55,9 @@ def summary(*outcomes: Outcome, name: str = "interruption") -> Summary:
 def report(*summaries: Summary, **fields: Any) -> Report:
     machine = {"cpu": "a cpu", "cores": 2, "date": "2026-11-30"}
     command = "breezert probe http://127.0.0.1:8080"
-    made = Report("http://127.0.0.1:8080", "offer", "", command, machine, 1, summaries, {"gap": "Silence in a word."})
+    made = Report(
+        "http://127.0.0.1:8080", "offer", "", command, machine, 1, 90.0, summaries, {"gap": "Silence in a word."}
+    )
     return replace(made, **fields)
 
 
@@ -106,7 +108,22 @@ def test_a_spread_is_of_all_values_of_all_trials() -> None:
     trials = summary(outcome(stop=100.0), outcome(stop=200.0), outcome(figures={}))
     assert trials.spread("stop_ms") == Spread(2, 150.0, 195.0, 199.0, 200.0)
     assert trials.figures["response_ms"].count == 4
-    assert trials.spread("gap_ms") is None
+    assert trials.spread("padded_ms") is None
+
+
+def test_turns_taken_are_counted_by_step() -> None:
+    taken = [outcome(n, takeovers={"ask": n < 2, "rest": True}) for n in range(3)]
+    trials = summary(*taken, outcome(3, takeovers={"ask": True}))
+    assert trials.takeovers == {"ask": (3, 4), "rest": (3, 3)}
+    assert data(report(trials))["scenarios"]["interruption"]["takeovers"]["ask"] == {"taken": 3, "of": 4}
+    assert "ask: 3 of 4, rest: 3 of 3" in Page(page(report(trials))).words
+
+
+def test_each_figure_stands_on_the_page_with_what_it_is() -> None:
+    words = Page(page(report(summary(outcome(), outcome(1, stop=740.0))))).words
+    assert "from a user's last sample to the first audible one of the answer" in words
+    assert "725 ms" in words
+    assert "silence in a reply that was to go on" not in words, "nothing was measured"
 
 
 def test_expectations_and_findings_are_counted_by_trial() -> None:
@@ -133,11 +150,11 @@ def test_what_could_not_be_judged_counts_for_nothing_unless_it_never_could() -> 
     assert data(report(some))["trials"][1]["unjudged"] == [f"{STOPS}: it was at its own end"]
 
 
-def test_peaks_are_the_loudest_of_each_five_milliseconds() -> None:
-    samples = np.zeros(3 * 240 + 10, np.int16)
-    samples[100], samples[240 + 5], samples[-1] = -32768, 104, 30000
+def test_peaks_are_the_loudest_of_each_ten_milliseconds() -> None:
+    samples = np.zeros(3 * 480 + 10, np.int16)
+    samples[100], samples[480 + 5], samples[-1] = -32768, 104, 30000
     assert list(peaks(samples, 48_000)) == [100, 1, 0], "what is audible at all is at least 1; a rest is left out"
-    assert round(240 / 48_000, 6) == PEAK_SECONDS
+    assert round(480 / 48_000, 6) == PEAK_SECONDS
     assert peaks(samples[:0], 48_000) == b""
 
 
@@ -164,7 +181,7 @@ def test_the_data_have_each_scenario_and_each_trial() -> None:
     found = data(report(summary(outcome(), broken), summary(outcome(), name="cough")))
     assert set(found) == {
         *("command", "machine", "url", "protocol", "network", "seed", "good", "interrupted", "warning"),
-        *("scenarios", "findings", "trials"),
+        *("seconds", "scenarios", "findings", "trials"),
     }
     assert found["good"] is False
     interruption = found["scenarios"]["interruption"]
@@ -269,7 +286,7 @@ def test_words_that_would_run_into_others_are_left_out() -> None:
         Mark("stop", 1.1, "other row"),
         Mark("claim", 4, "x"),
     )
-    text = wave(Picture(bytes(1000), bytes(1000), marks), "")
+    text = wave(Picture(bytes(500), bytes(500), marks), "")
     assert [words for words in ("first", "second", "other row", ">x<") if words in text] == [
         "first",
         "other row",
@@ -303,7 +320,7 @@ def test_noise_of_memory_looks_like_noise() -> None:
 
 def load(leak: float = 0.0, **fields: Any) -> Load:
     entries = tuple(Entry(30.0 * n, 2, 400.0, 300.0 + leak * n, 40, 9, 1.0 * n, peers=4.0) for n in range(20))
-    return replace(Load(4, 600.0, 150, 0.1, entries, tuple(growths(entries))), **fields)
+    return replace(Load(4, 4, 600.0, 150, 0.1, entries, tuple(growths(entries))), **fields)
 
 
 def test_what_a_load_shows_is_said() -> None:

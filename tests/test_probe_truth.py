@@ -154,6 +154,6 @@ def test_a_sound_begins_when_it_is_said_to(told: dict[Wanted, Trial], scenario: 
 def test_resuming_is_measured_from_the_end_of_the_cough(told: dict[Wanted, Trial]) -> None:
     trial = of(told, "cough")
     measured = trial.measures.of("cough")
-    assert measured is not None and measured.resumed_ms is not None, trial.says
+    assert measured is not None and measured.response_ms is not None, trial.says
     expected = begins(trial, measured.ends_at)
-    assert measured.resumed_ms == pytest.approx(1000 * (expected - measured.ends_at), abs=1000 * WITHIN)
+    assert measured.response_ms == pytest.approx(1000 * (expected - measured.ends_at), abs=1000 * WITHIN)

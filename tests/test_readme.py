@@ -24,6 +24,7 @@ from readme import (
     microphone,
     page,
     planning,
+    probed,
     self_check,
     simulating,
     stages,
@@ -55,7 +56,7 @@ def test_every_event_is_named() -> None:
 
 def test_every_figure_comes_from_a_benchmark() -> None:
     cpu = (*figures(), *deadlines(), planning(), simulating(), *gaps())
-    talk = (*links(), *elsewhere(), *transport(), *microphone())
+    talk = (*links(), *elsewhere(), *transport(), *microphone(), *probed())
     for row in (*cpu, *talk, *ablation(), *concurrency(), *stages(), *h200_gaps()):
         assert row in README.splitlines(), f"the README lacks this row of the results: {row}"
     for words in (

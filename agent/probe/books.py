@@ -32,6 +32,9 @@ LISTEN = "0A"
 """TCP_LISTEN as /proc/net/tcp has it (linux/include/net/tcp_states.h)."""
 GROWTH_MB_AN_HOUR = 10.0
 """What memory may grow by over the second half of a soak and still be called flat: 240 MB a day."""
+MEMORY_SECONDS = 240.0
+"""Of the second half, in which memory's growth can be told from what is filled on first use: caches, threads' shares of
+the heap."""
 NOISE_MB = 2.0
 """A rise that is no more than this proves nothing, whatever it would be in an hour: the allocator breathes."""
 NOISE_COUNT = 3.0
@@ -61,7 +64,7 @@ class Entry:
     peers: float | None = None
     """Of the server's own /metrics: breezert_peers."""
     tasks: float | None = None
-    """The same: breezert_tasks."""
+    """The same: breezert_tasks, of its event loop."""
 
     @property
     def memory_mb(self) -> float | None:
@@ -318,10 +321,12 @@ class Growth:
     """That `an_hour` may be."""
     noise: float
     """That `rise` has to be above, to be called growth at all."""
+    least_seconds: float = 0.0
+    """That `seconds` have to be, to say anything."""
 
     @property
     def flat(self) -> bool:
-        return self.an_hour <= self.bound or self.rise <= self.noise
+        return self.seconds < self.least_seconds or self.an_hour <= self.bound or self.rise <= self.noise
 
     @property
     def seen_from(self) -> float:
@@ -330,19 +335,19 @@ class Growth:
 
 
 def growths(entries: Sequence[Entry], bound_mb: float = GROWTH_MB_AN_HOUR) -> list[Growth]:
-    """Of memory, descriptors and threads, over the second half of the entries; fewer than six say nothing."""
-    asked: tuple[tuple[str, str, Callable[[Entry], float | None], float, float], ...] = (
-        ("memory", "MB", lambda entry: entry.memory_mb, bound_mb, NOISE_MB),
-        ("descriptors", "", lambda entry: entry.descriptors, NOISE_COUNT, NOISE_COUNT),
-        ("threads", "", lambda entry: entry.threads or None, NOISE_COUNT, NOISE_COUNT),
-        ("tasks", "", lambda entry: entry.tasks, NOISE_COUNT, NOISE_COUNT),
+    """Of memory, descriptors, threads and tasks, over the second half of the entries; fewer than six say nothing."""
+    asked: tuple[tuple[str, str, Callable[[Entry], float | None], float, float, float], ...] = (
+        ("memory", "MB", lambda entry: entry.memory_mb, bound_mb, NOISE_MB, MEMORY_SECONDS),
+        ("descriptors", "", lambda entry: entry.descriptors, NOISE_COUNT, NOISE_COUNT, 0.0),
+        ("threads", "", lambda entry: entry.threads or None, NOISE_COUNT, NOISE_COUNT, 0.0),
+        ("tasks", "", lambda entry: entry.tasks, NOISE_COUNT, NOISE_COUNT, 0.0),
     )
     late = second_half(entries)
     found = []
-    for what, unit, value, bound, noise in asked:
+    for what, unit, value, *bounds in asked:
         points = [(entry.at, known) for entry in late if (known := value(entry)) is not None]
         if len(points) >= 3:
-            found.append(_growth(what, unit, points, bound, noise))
+            found.append(_growth(what, unit, points, *bounds))
     return found
 
 
@@ -354,11 +359,11 @@ def second_half(entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in entries if entry.at >= middle]
 
 
-def _growth(what: str, unit: str, points: list[tuple[float, float]], bound: float, noise: float) -> Growth:
+def _growth(what: str, unit: str, points: list[tuple[float, float]], *bounds: float) -> Growth:
     slope, seconds = theil_sen(points), points[-1][0] - points[0][0]
     median = float(np.median([value for _, value in points]))
     figures = round(seconds, 1), round(median, 2), round(3600 * slope, 2), round(slope * seconds, 3)
-    return Growth(what, unit, *figures, bound, noise)
+    return Growth(what, unit, *figures, *bounds)
 
 
 def theil_sen(points: Sequence[tuple[float, float]]) -> float:

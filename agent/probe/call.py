@@ -27,7 +27,7 @@ from agent.closing import Connection
 from agent.dial import BusyError, ClientError, RefusedError, UnreachableError
 from agent.hearing import Frame, Hearing, statistics
 from agent.microphone import checked
-from agent.probe.dialect import Line, Target
+from agent.probe.dialect import Exchange, Target
 from agent.probe.ear import Ear, level_db
 from agent.probe.mouth import Air, Echo, Mouth, Sound
 from agent.probe.network import Network, Sockets
@@ -38,7 +38,7 @@ from agent.protocol import Ping
 from agent.wire import divert
 from engine.clock import Clock, MonotonicClock
 
-__all__ = ["Target", "call", "reply_key"]
+__all__ = ["Stay", "Target", "call", "reply_key"]
 
 TICK = 0.02
 """Seconds between two looks at whether the call is over."""
@@ -55,6 +55,17 @@ MAX_PACKETS = 100_000
 MAX_NUMBER = 1e12
 
 
+class Stay:
+    """For a call that is not hung up when its scenario is over: it stays on the line, silent, until it is let go.
+
+    What is to be heard then is not written down. To be made on the event loop."""
+
+    def __init__(self) -> None:
+        self.spoken = asyncio.Event()
+        """The scenario is over. Whoever made the call sets it where it ended before."""
+        self.let_go = asyncio.Event()
+
+
 async def call(
     target: Target,
     scenario: Scenario,
@@ -66,8 +77,9 @@ async def call(
     lengths: Mapping[str, float] = MappingProxyType({}),
     progress: Callable[[str], None] | None = None,
     room_db: float | None = None,
+    stay: Stay | None = None,
 ) -> Recording:
-    """Calls, plays the scenario to its end, hangs up, and returns what it was.
+    """Calls, plays the scenario to its end, hangs up at once or when it is let go, and returns what it was.
 
     Whatever the other side does, it raises nothing: then the recording has a `failure`. Cancelled, it hangs up first.
     A call without a data channel is none where the protocol can do without, and one in which no packet of the agent's
@@ -86,7 +98,7 @@ async def call(
     recording.delayed = network is not None and (network.down.jitter > 0 or network.down.rate > 0)
     attempt = _Attempt(target, scenario, recording, prompter, samples, clock, network or Network(), room_db)
     try:
-        await attempt.run(progress or (lambda words: None))
+        await attempt.run(progress or (lambda words: None), stay)
     finally:
         await settled(attempt.close())
     return recording
@@ -115,7 +127,8 @@ class _Attempt:
         """Why the call is over before its time."""
         self._settled = asyncio.Event()
         """It is connected, or never will be."""
-        self._over = False
+        self._over = self._written = False
+        """The call is at its end; nothing of it is written down any more."""
         self._introduced = False
         """It is a BreezeRT server, to which pings and statistics are worth something."""
         self._told_bytes = 0
@@ -126,18 +139,29 @@ class _Attempt:
         self._transceiver = self._voice()
         self._channel = self._data_channel()
         self._connection.on("connectionstatechange", self._take_state)
-        self._line = Line(target)
+        self._exchange = Exchange(target)
 
-    async def run(self, progress: Callable[[str], None]) -> None:
+    async def run(self, progress: Callable[[str], None], stay: Stay | None) -> None:
         """Returns when the call is over, and why stands in the recording."""
         try:
             await self._connect(progress)
             await self._follow(progress)
+            if stay is not None:
+                await self._stay(stay)
         except ClientError as error:
             self._recording.failure = str(error)
             self._recording.busy_for = error.retry_after if isinstance(error, BusyError) else None
         finally:
             self._write_end()
+
+    async def _stay(self, stay: Stay) -> None:
+        """Returns when it is let go. What is said of the call after its scenario is not written down."""
+        self._write_end()
+        stay.spoken.set()
+        while not stay.let_go.is_set():
+            self._check(self._clock.now())
+            await self._keep_alive(self._clock.now())
+            await asyncio.sleep(TICK)
 
     async def close(self) -> None:
         """Hangs up, and gives everything back."""
@@ -145,11 +169,11 @@ class _Attempt:
         self._hearing.close()
         self._mouth.stop()
         try:
-            await self._line.hang_up()
+            await self._exchange.hang_up()
         finally:
-            if self._sockets is not None:
-                self._sockets.close()
             await self._connection.close()
+            if self._sockets is not None:
+                self._sockets.close()  # behind the connection, whose goodbye goes through them
 
     # ---- the connection ---------------------------------------------------------------------------------------
 
@@ -176,7 +200,7 @@ class _Attempt:
             async with asyncio.timeout(self._target.within):
                 await settled(self._connection.setLocalDescription())
                 self._sockets = Sockets(self._connection, self._network, self._clock)
-                answer = await self._line.offer(self._connection.localDescription.sdp)
+                answer = await self._exchange.offer(self._connection.localDescription.sdp)
                 self._recording.answered_at = self._clock.now()
                 await self._apply(answer.sdp)
                 await self._settled.wait()
@@ -263,7 +287,7 @@ class _Attempt:
 
     def _begin(self, at: float) -> list[Sound | Echo]:
         """What is to be heard before the microphone from this instant on."""
-        if self._over or self._recording.connected_at is None:
+        if self._written or self._recording.connected_at is None:
             return []
         begun = [self._source(step) for step in self._prompter.due(at, self._ear)]
         self._sources += begun
@@ -275,7 +299,7 @@ class _Attempt:
         return Sound(step.name, self._samples[step.name], step.gain_db)
 
     def _take_packet(self, source: int, sequence: int, timestamp: int, payload: bytes) -> None:
-        if not self._over and self._sockets is not None and len(self._recording.packets) < MAX_PACKETS:
+        if not self._written and self._sockets is not None and len(self._recording.packets) < MAX_PACKETS:
             at = self._sockets.came_at(source, sequence)
             self._recording.packets.append(Packet(sequence, timestamp, source, payload, at))
             self._hearing.push(source, sequence, timestamp, payload)
@@ -287,7 +311,7 @@ class _Attempt:
 
     def _take_message(self, data: str | bytes) -> None:
         self._told_bytes += len(data)
-        if self._over or len(self._recording.told) >= MAX_TOLD or self._told_bytes > MAX_TOLD_BYTES:
+        if self._written or len(self._recording.told) >= MAX_TOLD or self._told_bytes > MAX_TOLD_BYTES:
             return
         now = self._clock.now()
         message = told(data, now)
@@ -299,7 +323,9 @@ class _Attempt:
 
     def _write_end(self) -> None:
         """What only the end shows."""
-        self._over = True
+        if self._written:
+            return
+        self._written = True
         self._recording.ended_at = self._clock.now()
         if self._recording.connected_at is not None:
             self._recording.missed = self._prompter.missing
@@ -313,7 +339,8 @@ def number(value: object) -> float:
 
 
 def told(data: str | bytes, at: float) -> Told:
-    """A message of the data channel. What is no JSON object has no type, and is found as `data` in its body."""
+    """A message of the data channel, without what lies deeper in it: nothing there is looked at, and a stranger may
+    have nested it without end. What is no JSON object has no type, and is found as `data` in its body."""
     text = data.decode(errors="replace") if isinstance(data, bytes) else data
     try:
         body = json.loads(text)
@@ -322,7 +349,8 @@ def told(data: str | bytes, at: float) -> Told:
     if not isinstance(body, dict):
         return Told(at, "", {"data": text})
     kind = body.get("type")
-    return Told(at, kind if isinstance(kind, str) else "", body)
+    flat = {name: value for name, value in body.items() if isinstance(value, str | int | float)}
+    return Told(at, kind if isinstance(kind, str) else "", flat)
 
 
 def usable(sdp: str) -> str:

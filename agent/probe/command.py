@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 from rich.table import Column, Table
 
+from agent.probe.findings import FINDINGS
 from agent.probe.outcome import Outcome, Spread, Summary, plain
 from agent.trouble import SettingsError
 from engine.machine import check_writable, describe, write_json
@@ -87,6 +90,8 @@ def parser() -> argparse.ArgumentParser:
 def _add_load(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--peers", type=positive, metavar="N", help="so many calls at once, each one scenario after the other")
+    text = "only so many of them speak at a time, the others stay on the line: peers who take turns (default: all)"
+    add("--talking", type=positive, metavar="K", help=text)
     add("--minutes", type=positive_number, metavar="M", help=f"for so long (default: {MINUTES:g})")
     text = "connect and close so many times, and compare what the server holds before and after"
     add("--cycles", type=positive, metavar="N", help=text)
@@ -127,11 +132,15 @@ def _check_load(args: argparse.Namespace) -> None:
     """Raises UsageError for options that do nothing without others."""
     if args.html == "-":
         raise UsageError("--html needs a file; - is for --json only")
-    for name in ("minutes", "kill_engine"):
+    for name in ("minutes", "talking", "kill_engine"):
         if getattr(args, name) is not None and args.peers is None:
             raise UsageError(f"--{name.replace('_', '-')} needs --peers: it is for a load")
     if args.server_pid is not None and args.peers is None and args.cycles is None:
         raise UsageError("--server-pid needs --peers or --cycles: books are kept under load")
+    if args.talking is not None and args.kill_engine is not None:
+        raise UsageError("--talking does not go with --kill-engine: all calls are to speak when it dies")
+    if args.talking is not None and args.talking > args.peers:
+        raise UsageError(f"--talking {args.talking} of --peers {args.peers}: expected no more than there are")
     least = AFTER_KILL_SECONDS + (args.kill_engine or 0.0)
     if args.kill_engine is not None and 60 * (args.minutes or MINUTES) < least:
         raise UsageError(
@@ -191,6 +200,8 @@ class Ended:
 
     outcomes: list[Outcome]
     load: Load | None
+    seconds: float = 0.0
+    """That it took."""
     late_ms: float = 0.0
     """By which the probe itself was late, in 1 of 100 cases."""
     warning: str = ""
@@ -206,11 +217,13 @@ async def run(args: argparse.Namespace, wanted: Asked, progress: Progress) -> En
     from agent.probe.judging import Judges, JudgingError
     from agent.probe.run import Lateness, ProbeError, Run
 
-    late = Lateness()
+    late, began_at = Lateness(), time.monotonic()
     watching = asyncio.create_task(late.watch())
     target, judges = Target(args.url, args.protocol, wanted.token), Judges()
     probing = Run(target, judges, network=wanted.network, reference=wanted.reference)
     loading = _loading(args, wanted)
+    gc.collect()
+    gc.freeze()  # a full collection of all that was imported takes 60 ms, in which no packet's arrival is noticed
     interrupted, error = False, None
     try:
         interrupted = await until_signal(_work(args, wanted, probing, loading, progress))
@@ -222,7 +235,8 @@ async def run(args: argparse.Namespace, wanted: Asked, progress: Progress) -> En
         judges.close()
     load = loading.load(_load_wanted(args), probing.outcomes) if loading else None
     warning = "; ".join(filter(None, (late.warning, probing.turned_away)))
-    return Ended(probing.outcomes, load, late.p99_ms, warning, interrupted, error)
+    seconds = time.monotonic() - began_at
+    return Ended(probing.outcomes, load, seconds, late.p99_ms, warning, interrupted, error)
 
 
 async def until_signal(work: Coroutine[Any, Any, None]) -> bool:
@@ -293,6 +307,7 @@ def _load_wanted(args: argparse.Namespace) -> Wanted:
 
     return Wanted(
         peers=args.peers or 0,
+        talking=args.talking or 0,
         seconds=60 * (args.minutes or MINUTES) if args.peers else 0.0,
         cycles=args.cycles or 0,
         parallel=args.parallel,
@@ -322,7 +337,6 @@ def origin(url: str) -> str:
 
 
 def report(args: argparse.Namespace, argv: Sequence[str], wanted: Asked, ended: Ended) -> Report:
-    from agent.probe.judge import FINDINGS
     from agent.probe.report import Report
 
     by_name: dict[str, list[Outcome]] = {}
@@ -342,6 +356,7 @@ def report(args: argparse.Namespace, argv: Sequence[str], wanted: Asked, ended: 
         command=" ".join((PROGRAM, *map(shown, argv))),
         machine={**machine(), "probe_late_ms_p99": ended.late_ms},
         seed=args.seed,
+        seconds=round(ended.seconds, 1),
         summaries=tuple(summaries),
         meanings=FINDINGS,
         load=ended.load,

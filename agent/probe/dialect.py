@@ -105,7 +105,7 @@ class Answer:
     farewell: Farewell | None
 
 
-class Line:
+class Exchange:
     """One call's way to its server. `hang_up` ends the call, and what this holds, in every case."""
 
     def __init__(self, target: Target) -> None:

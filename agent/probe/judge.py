@@ -32,26 +32,6 @@ from agent.probe.measure import EARLY_SECONDS, STILL_SECONDS, Measures, StepMeas
 from agent.probe.recording import RATE, Heard, Pcm, Recording
 from agent.probe.scenario import QUIET_SECONDS, Expectation, Scenario
 
-FINDINGS = {
-    "zero_padding": "The server filled up speech with silence: it ran out of audio in the midst of it. No jitter "
-    "buffer counts that as concealment.",
-    "long_packets": "Packets are longer than 20 ms: all of a packet has to be there before it can be sent, and a stop "
-    "waits for its end.",
-    "late_stop": "Sound goes on after the agent is said to have stopped, or long after it was to stop.",
-    "stale_audio": "After it had stopped for the user, the agent let out what was left of the old reply.",
-    "clock_drift": "The server sends faster or slower than its timestamps say: the listener's buffer has to stretch "
-    "the voice, and runs over or dry.",
-    "cut_start": "The beginning of the reply is missing.",
-    "gap": "The listener's buffer had nothing to play in the midst of speech, and had to guess.",
-    "irregular_pacing": "Packets do not come at the pace of what they hold: the listener's buffer has to grow, and "
-    "every stop comes later by that.",
-    "wrong_timestamps": "Timestamps do not fit the packets' lengths, although nothing was lost and nobody had paused.",
-    "overclaimed_heard": "The server says that more of its speech was heard than came out at the listener.",
-    "no_answer": "Nothing came where an answer was expected.",
-    "lost_call": "The call could not be made, or ended before it was over.",
-}
-"""What can be found, by name, and what it means."""
-
 LATE_MS = 60.0
 """Three packets: what is on its way when a message leaves, and how much one may overtake the other."""
 CUT_MS = 15.0
@@ -123,6 +103,8 @@ class Verdict:
 
     findings: tuple[Finding, ...]
     held: tuple[Held, ...]
+    claimed_over_ms: tuple[float, ...]
+    """Of each time that the server says how much of its speech was heard: how much more that is than what came out."""
 
 
 def judge(
@@ -137,7 +119,8 @@ def judge(
     in the order in which they came."""
     trial = Trial(recording, heard, measures, scenario, reference, claims)
     findings = tuple(trial.findings())
-    return Verdict(findings, tuple(trial.held(each, findings) for each in scenario.expect))
+    held = tuple(trial.held(each, findings) for each in scenario.expect)
+    return Verdict(findings, held, tuple(said - came for _, said, came, _ in trial.claimed()))
 
 
 class Trial:
@@ -397,15 +380,19 @@ class Trial:
             yield Finding("cut_start", missing, "ms", self.reply_at, "", text)
 
     def _overclaimed(self) -> Iterator[Finding]:
+        for at, said, came, elapsed in self.claimed():
+            if said - came > OVERCLAIMED_MS and said > elapsed + OVERCLAIMED_MS:
+                text = f"the server says that {said:.0f} ms were heard, {came:.0f} ms came out"
+                yield Finding("overclaimed_heard", said - came, "ms", at, self._step_at(at), text)
+
+    def claimed(self) -> Iterator[tuple[float, float, float, float]]:
+        """When the server says how much was heard: that instant, its ms, those that came out, and those since it began
+        to speak."""
         for claim in self.claims:
             if claim.kind == "started" or claim.heard_ms is None:
                 continue
             started = [each.at for each in self.claims if _begins(each) and each.at <= claim.at]
-            came, elapsed = self._came_out(self._utterance_at(started, claim.at), claim.at)
-            over = claim.heard_ms - came
-            if over > OVERCLAIMED_MS and claim.heard_ms > elapsed + OVERCLAIMED_MS:
-                text = f"the server says that {claim.heard_ms:.0f} ms were heard, {came:.0f} ms came out"
-                yield Finding("overclaimed_heard", over, "ms", claim.at, self._step_at(claim.at), text)
+            yield claim.at, claim.heard_ms, *self._came_out(self._utterance_at(started, claim.at), claim.at)
 
     def _utterance_at(self, started: Sequence[float], until: float) -> float:
         """When what was last said began: by the server's word, or behind the last silence that lasts. The next one may

@@ -32,6 +32,9 @@ FRAME = RATE // 50
 LISTENED_AFTER = 0.5
 """Seconds after the call's end: what its last packets hold comes out of the buffer until then."""
 
+LIMIT_SECONDS = 120
+"""What one recording may take: a call of ten minutes takes a tenth of it."""
+
 T = TypeVar("T")
 
 
@@ -48,9 +51,9 @@ class Judges:
         self._pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_behave)
 
     async def run(self, work: Callable[..., T], *what: Any) -> T:
-        """The function's result. Raises JudgingError, and what the function raises."""
+        """The function's result. Raises JudgingError, after LIMIT_SECONDS TimeoutError, and what the function does."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work, *what)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, _limited, LIMIT_SECONDS, work, *what)
         except BrokenProcessPool:
             raise JudgingError("a process that judges what was heard has died: is there memory left?") from None
 
@@ -64,6 +67,20 @@ def _behave() -> None:
     os.nice(NICE)
     for number in (signal.SIGINT, signal.SIGTERM):  # these reach whole groups
         signal.signal(number, signal.SIG_IGN)
+
+
+def _limited(seconds: float, work: Callable[..., T], *what: Any) -> T:
+    """In a process that judges: what a stranger has sent is not to keep it for ever. Raises TimeoutError."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"it took longer than {seconds:g} s")
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return work(*what)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 # ---- one recording ------------------------------------------------------------------------------------------------
@@ -127,6 +144,7 @@ def judged(recording: Recording, scenario: Scenario, reference: Pcm | None) -> O
         recording.protocol,
         recording.ended_at - recording.dialled_at,
         figures=figures(measures, verdict, scenario),
+        takeovers=takeovers(measures, scenario),
         checks=tuple(Checked(expects(one.expectation), one.held, one.text) for one in verdict.held),
         findings=tuple(
             Found(one.name, one.text, None if one.at is None else one.at - base, one.network)
@@ -146,17 +164,30 @@ def figures(measures: Measures, verdict: Verdict, scenario: Scenario) -> dict[st
     for step in measures.steps:
         if ("stops", step.step) in named:
             found.setdefault("stop_ms", []).append(step.stop_ms)
+            found.setdefault("after_stop_ms", []).append(step.after_stop_ms if step.stop_ms is not None else None)
         if ("answers", step.step) in named:
             found.setdefault("response_ms", []).append(step.response_ms)
     for held in verdict.held:
         if name := GOT.get(held.expectation.kind):
             found.setdefault(name, []).append(held.got_ms)
-    found |= {name: [getattr(measures, name)] for name in ("connected_ms", "first_audio_ms", "buffer_ms")}
-    found["gap_ms"] = [gap.ms for gap in measures.gaps if not gap.lost]
+    found |= {name: [getattr(measures, name)] for name in OF_A_CALL}
+    if measures.pacing.packets:
+        found |= {name: [getattr(measures.pacing, name)] for name in OF_ITS_PACKETS}
+    for kind, name in (("concealed", "concealed_ms"), ("zeros", "padded_ms")):
+        found[name] = [gap.ms for gap in measures.gaps if gap.kind == kind and not gap.lost]
+    found["claimed_over_ms"] = [*verdict.claimed_over_ms]
     known = {name: tuple(value for value in values if value is not None) for name, values in found.items()}
     return {name: values for name, values in known.items() if values}
 
 
+def takeovers(measures: Measures, scenario: Scenario) -> dict[str, bool]:
+    """By step, whether the agent took the turn after it: of steps that are to be answered, or waited for."""
+    turns = {one.of for one in scenario.expect if one.kind in ("answers", "waits")}
+    return {step.step: step.takeover for step in measures.steps if step.step in turns}
+
+
+OF_A_CALL = ("answered_ms", "connected_ms", "first_packet_ms", "first_audio_ms", "buffer_ms")
+OF_ITS_PACKETS = ("packet_ms", "between_p99_ms", "between_max_ms", "spread_ms")
 GOT = {"resumes": "resumed_ms", "continues": "silent_ms", "waits": "audible_ms"}
 """What within_ms is compared with, by the kind of expectation."""
 

@@ -18,6 +18,7 @@ from itertools import count
 from math import ceil
 
 from agent.probe.books import Books, BooksError, Entry, engine_pid, growths, left, theil_sen
+from agent.probe.call import Stay
 from agent.probe.judging import audible_at
 from agent.probe.outcome import Outcome
 from agent.probe.recording import Recording
@@ -44,6 +45,8 @@ ASKS_EVERY = 3.2
 """Seconds between the beginnings of two of them after the engine's death: long enough to notice the end, and answer."""
 WATCHED_SECONDS = 16.0
 """For so long after it a call goes on."""
+GAPS = ("concealed_ms", "padded_ms")
+"""Figures of an outcome that hold a value for each gap."""
 AHEAD_SECONDS = 30.0
 """Before it no other call is begun any more: it might end too early to see anything of it."""
 REPLIES_BEFORE = 12
@@ -55,6 +58,8 @@ class Wanted:
     """What is asked of the load. kill_at: seconds after its beginning."""
 
     peers: int = 0
+    talking: int = 0
+    """Of the peers, at a time; the others stay on the line until it is their turn. 0: all of them."""
     seconds: float = 0.0
     cycles: int = 0
     parallel: int = 1
@@ -83,15 +88,16 @@ class Loading:
 
     def load(self, wanted: Wanted, outcomes: Sequence[Outcome]) -> Load:
         """All of it."""
-        gaps = sum(len(outcome.figures.get("gap_ms", ())) for outcome in outcomes)
+        gaps = sum(len(outcome.figures.get(name, ())) for outcome in outcomes for name in GAPS)
         entries = tuple(entry for entry in self.books.entries if entry.at >= self.began_at)
         return Load(
             peers=wanted.peers,
+            talking=wanted.talking or wanted.peers,
             seconds=self.seconds if wanted.peers else 0.0,
             calls=len(outcomes) + len(self.watched),
             gaps_a_call=round(gaps / max(1, len(outcomes)), 3),
             entries=entries,
-            growths=tuple(growths(entries, wanted.growth_mb)),
+            growths=tuple(growths(entries, wanted.growth_mb)) if wanted.peers else (),
             left=tuple(self.left),
             killed=self._killed(),
             cycles=self.cycles,
@@ -235,17 +241,32 @@ class _Soak:
     def __init__(self, run: Run, scenarios: Sequence[Scenario], loading: Loading, wanted: Wanted, tell: Tell) -> None:
         self._run, self._scenarios, self._loading, self._wanted, self._tell = run, scenarios, loading, wanted, tell
         self._numbers = count()
+        self._floor = asyncio.Semaphore(wanted.talking or wanted.peers)
 
     async def peer(self, number: int) -> None:
         """One who calls again and again."""
         chance = random.Random(f"{self._wanted.seed} peer {number}")
         kill_at = self._wanted.kill_at
-        while (now := time.monotonic() - self._loading.began_at) < self._wanted.seconds:
-            if kill_at is not None and kill_at - AHEAD_SECONDS <= now < kill_at:
-                await self._watch(kill_at - now)
-            else:
-                scenario = chance.choice(self._scenarios)
-                await self._run.attempt(scenario, next(self._numbers), self._wanted.seed, self._tell)
+        stay, line = Stay(), None
+        async with asyncio.TaskGroup() as calls:
+            while (now := time.monotonic() - self._loading.began_at) < self._wanted.seconds:
+                if kill_at is not None and kill_at - AHEAD_SECONDS <= now < kill_at:
+                    await self._watch(kill_at - now)
+                    continue
+                async with self._floor:
+                    stay.let_go.set()
+                    if line is not None:
+                        await line
+                    stay = Stay()
+                    line = calls.create_task(self._talk(chance.choice(self._scenarios), stay))
+                    await stay.spoken.wait()
+            stay.let_go.set()
+
+    async def _talk(self, scenario: Scenario, stay: Stay) -> None:
+        try:
+            await self._run.attempt(scenario, next(self._numbers), self._wanted.seed, self._tell, stay)
+        finally:
+            stay.spoken.set()
 
     async def _watch(self, until_kill: float) -> None:
         """A call that is up when the engine dies, and asks until it is answered again."""

@@ -14,6 +14,8 @@ stop            onset of the user's sound -> end of the last audible sample of t
                 user's sound has not stopped for it: its stop is where it is silent for QUIET_SECONDS then.
 resumed         end of the user's sound -> first audible of an agent that had fallen silent for it; the response latency
                 of v1.5. It is the same instant as `response`.
+takeover rate   the share of `takeover` among the steps that are to be answered (the higher, the better), and among
+                those whose rest is to be waited for (the lower, the better).
 
 All of them are taken at the output of the listener's jitter buffer. Blocks of 10 ms: no figure of them is finer.
 """
@@ -84,8 +86,6 @@ class StepMeasures:
     after_stop_ms: float
     """Audible between a first silence of STILL_SECONDS and the end of the user's sound, or right behind that: it is
     stale, or the agent had only paused."""
-    silent_ms: float
-    """Silence between the step's beginning and its end, pauses below JOIN_SECONDS not counted."""
     takeover: bool
 
     @property
@@ -95,10 +95,6 @@ class StepMeasures:
     @property
     def response_ms(self) -> float | None:
         return None if self.response_at is None else 1000 * (self.response_at - self.ends_at)
-
-    @property
-    def resumed_ms(self) -> float | None:
-        return self.response_ms if self.stopped_at is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +117,6 @@ class Drift:
     least: float
     most: float
 
-    @property
-    def uncertain_ppm(self) -> float:
-        return (self.most - self.least) / 2
-
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
@@ -140,11 +132,9 @@ class Pacing:
     """Packets whose timestamp is not that of the one before and its length, although nothing was lost or paused."""
     lost: int
     reordered: int
-    duplicated: int
-    between_p50: float | None
+    between_p99_ms: float | None
     """From one arrival to the next."""
-    between_p99: float | None
-    between_max: float | None
+    between_max_ms: float | None
     spread_ms: float | None
     """How much later than the earliest packets the latest came, drift apart: from the 1st to the 99th of a hundred."""
     rate: float | None
@@ -170,19 +160,11 @@ class Measures:
     pacing: Pacing
     buffer_ms: float | None
     """From a packet's arrival to its coming out; the median."""
-    stretched_ms: float
     voice: Voice
     """What was sent, for who looks closer."""
 
-    @property
-    def speech_seconds(self) -> float:
-        return sum(span.seconds for span in self.spans)
-
     def of(self, step: str) -> StepMeasures | None:
         return next((measured for measured in self.steps if measured.step == step), None)
-
-    def gap_ms(self, kind: str) -> float:
-        return sum(gap.ms for gap in self.gaps if gap.kind == kind)
 
 
 def measure(recording: Recording, heard: Heard, scenario: Scenario) -> Measures:
@@ -200,7 +182,6 @@ def measure(recording: Recording, heard: Heard, scenario: Scenario) -> Measures:
         steps=tuple(steps(listened, recording, scenario)),
         pacing=pacing(packets),
         buffer_ms=listened.buffer_ms,
-        stretched_ms=1000 * BLOCK_SECONDS * int(np.count_nonzero(heard.stretched & listened.flags)),
         voice=sent,
     )
 
@@ -265,7 +246,6 @@ def step_measures(listened: Listened, said: Said, until: float) -> StepMeasures:
         stopped_at=stopped_at,
         response_at=first,
         after_stop_ms=_after_stop_ms(listened, over, begin, end) if stopped_at is not None else 0.0,
-        silent_ms=_silent_ms(listened.spans, begin, end),
         takeover=first is not None and listened.between(first, until) >= TAKEOVER_SECONDS,
     )
 
@@ -300,11 +280,6 @@ def _after_stop_ms(listened: Listened, over: Sequence[Span], begin: float, end: 
             total += span.seconds
         last = span.ends_at
     return 1000 * total
-
-
-def _silent_ms(found: Sequence[Span], begin: float, end: float) -> float:
-    covered = sum(max(0.0, min(span.ends_at, end) - max(span.begins_at, begin)) for span in found)
-    return max(0.0, 1000 * (end - begin - covered))
 
 
 # ---- gaps -------------------------------------------------------------------------------------------------------
@@ -393,10 +368,8 @@ def pacing(packets: Sequence[Packet]) -> Pacing:
         wrong_timestamps=sum(stream.wrong for stream in streams),
         lost=sum(stream.lost for stream in streams),
         reordered=sum(stream.reordered for stream in streams),
-        duplicated=sum(stream.duplicated for stream in streams),
-        between_p50=float(np.percentile(between, 50)) if between.size else None,
-        between_p99=float(np.percentile(between, 99)) if between.size else None,
-        between_max=float(between.max()) if between.size else None,
+        between_p99_ms=float(np.percentile(between, 99)) if between.size else None,
+        between_max_ms=float(between.max()) if between.size else None,
         spread_ms=spread,
         rate=longest.rate,
         drift=drift,
@@ -418,10 +391,6 @@ class Stream:
     @property
     def lost(self) -> int:
         return self.ordered[-1][0] - self.ordered[0][0] + 1 - len(self.ordered) if self.ordered else 0
-
-    @property
-    def duplicated(self) -> int:
-        return len(self.came) - len(self.ordered)
 
     @property
     def reordered(self) -> int:

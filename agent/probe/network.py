@@ -20,12 +20,14 @@ aiortc's interface: neither aiortc nor aioice lets one see or hold up what passe
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import math
 import random
 import struct
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aiortc import RTCPeerConnection
@@ -40,6 +42,10 @@ HEADER_BYTES = 28
 """Of IPv4 and UDP, which take their share of a rate, too."""
 DOUBLE_SECONDS = 0.005
 """By which the second copy of a packet comes later."""
+SIOCGSTAMPNS = 0x8907
+"""linux/sockios.h; socket(7) says what its elder brother SIOCGSTAMP does."""
+MOST_LATE = 2.0
+"""Seconds: a clock that is set meanwhile shows more."""
 KEPT_ARRIVALS = 1024
 """Packets between socket and aiortc's end, of which one comes to nothing now and then: a copy, or a forgery."""
 
@@ -176,14 +182,8 @@ def is_media(data: bytes) -> bool:
 
 @dataclass(slots=True)
 class Direction:
-    """What was sent one way through one socket, and what became of it."""
+    """What was sent one way through one socket, by number."""
 
-    sent: list[tuple[int, int]] = field(default_factory=list)
-    """Number, counted from the first, and timestamp of each RTP packet, in the order of sending."""
-    lost: list[int] = field(default_factory=list)
-    """Numbers of RTP packets."""
-    cut: list[int] = field(default_factory=list)
-    """Those that were still on their way when the socket was closed."""
     dropped: int = 0
     """Datagrams for which the rate's queue had no room."""
     others: int = 0
@@ -193,21 +193,17 @@ class Direction:
 
     def fate(self, data: bytes, media: Trouble, others: Trouble) -> tuple[float, ...]:
         """By how many seconds each copy of this datagram is held up."""
-        if not is_media(data):
-            self.others += 1
-            return others.copies(self.others)
-        number = self.number(data)
-        copies = media.copies(number)
-        self.lost += [] if copies else [number]
-        return copies
+        if is_media(data):
+            return media.copies(self.number(data))
+        self.others += 1
+        return others.copies(self.others)
 
     def number(self, data: bytes) -> int:
-        """Of an RTP packet that is sent; sequence numbers wrap around."""
-        sequence, timestamp = struct.unpack("!HI", data[2:8])
+        """Of an RTP packet that is sent, counted from the first; sequence numbers wrap around."""
+        (sequence,) = struct.unpack("!H", data[2:4])
         if self.first_sequence is None:
             self.first_sequence = sequence
-        self.sent.append((self.place(sequence), timestamp))
-        return self.sent[-1][0]
+        return self.place(sequence)
 
     def place(self, sequence: int) -> int:
         """The number of the packet with this sequence number, counted from the first that was sent."""
@@ -226,6 +222,9 @@ class Way:
         self._deliver, self._media, self._others = deliver, media, others
         self._loop = asyncio.get_running_loop()
         self._waiting, self._count = dict[int, asyncio.TimerHandle](), itertools.count()
+        self._closed = False
+        self.late = 0.0
+        """Seconds by which the loop delivers what it delivers now too late."""
         self._line_free_at = 0.0
         """When the rate has let go what was sent before."""
 
@@ -234,14 +233,18 @@ class Way:
         """Datagrams that are on their way."""
         return len(self._waiting)
 
-    def send(self, data: bytes, address: Any) -> None:
-        now = self._loop.time()
+    def send(self, data: bytes, address: Any, at: float | None = None) -> None:
+        """at: on the loop's clock, when it came to this end; None is now."""
+        if self._closed:
+            return
+        now = self._loop.time() if at is None else at
         for delay in self.direction.fate(data, self._media, self._others):
             if (left_at := self._through(len(data), now)) is not None:
                 self._carry(data, address, left_at + delay, now)
 
     def close(self) -> None:
-        """What is on its way never comes."""
+        """What is on its way never comes, and nothing is taken any more."""
+        self._closed = True
         for handle in self._waiting.values():
             handle.cancel()
         self._waiting.clear()
@@ -261,20 +264,25 @@ class Way:
         if not self._media.reorders:
             at = self.direction.free_at = max(at, self.direction.free_at + 1e-6)  # the loop's timers are no queue
         if at <= now and not self._waiting:
-            self._deliver(data, address)
+            self._hand_over(data, address, at)
         else:
             key = next(self._count)
-            self._waiting[key] = self._loop.call_at(at, self._arrive, key, data, address)
+            self._waiting[key] = self._loop.call_at(at, self._arrive, key, data, address, at)
 
-    def _arrive(self, key: int, data: bytes, address: Any) -> None:
+    def _arrive(self, key: int, data: bytes, address: Any, at: float) -> None:
         del self._waiting[key]
+        self._hand_over(data, address, at)
+
+    def _hand_over(self, data: bytes, address: Any, at: float) -> None:
+        self.late = max(0.0, self._loop.time() - at)
         self._deliver(data, address)
 
 
 class Sockets:
     """The sockets of a connection whose candidates are gathered: what passes them has the network's trouble.
 
-    To be closed, before the connection or after it. In wire.py the same place is taken to watch, without any trouble.
+    To be closed, after the connection, which may say goodbye. In wire.py the same place is taken to watch, without any
+    trouble.
     """
 
     def __init__(self, connection: RTCPeerConnection, network: Network, clock: Clock) -> None:
@@ -288,13 +296,13 @@ class Sockets:
             transport = protocol.transport
             way_up, way_down = self._ways(transport, transport.get_protocol(), network)
             protocol.transport = Outlet(transport, way_up)
-            transport.set_protocol(Inlet(protocol, way_down))
+            transport.set_protocol(Inlet(protocol, way_down, transport.get_extra_info("socket")))
             self.up.append(way_up)
             self.down.append(way_down)
 
     def came_at(self, source: int, sequence: int) -> float:
-        """When the RTP packet came: the instant at which the loop took it from the socket, and the trouble let it go;
-        now where that is not known. To be asked once of each packet."""
+        """When the RTP packet came: the instant at which the kernel took it, or the trouble let it go, however late the
+        loop was; now where that is not known. To be asked once of each packet."""
         return self._arrivals.pop((source, sequence), self._clock.now())
 
     def close(self) -> None:
@@ -307,13 +315,14 @@ class Sockets:
                 transport.sendto(data, address)
 
         def come(data: bytes, address: Any) -> None:
-            self._note(data)
+            self._note(data, self._clock.now() - down.late)
             behind.datagram_received(data, address)
 
-        return Way(leave, network.up, network.up), Way(come, network.down, network.down)
+        down = Way(come, network.down, network.down)
+        return Way(leave, network.up, network.up), down
 
-    def _note(self, data: bytes) -> None:
-        self.last_at = self._clock.now()
+    def _note(self, data: bytes, at: float) -> None:
+        self.last_at = at
         if is_media(data):
             sequence, source = struct.unpack("!2xH4xI", data[:12])
             self._arrivals.setdefault((source, sequence), self.last_at)
@@ -337,17 +346,30 @@ class Outlet:
 class Inlet(asyncio.DatagramProtocol):
     """Stands where the socket has its protocol, and receives through a Way."""
 
-    def __init__(self, behind: asyncio.DatagramProtocol, way: Way) -> None:
-        self._behind, self._way = behind, way
+    def __init__(self, behind: asyncio.DatagramProtocol, way: Way, sock: Any) -> None:
+        self._behind, self._way, self._sock = behind, way, sock
+        self._loop = asyncio.get_running_loop()
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
-        self._way.send(data, addr)
+        self._way.send(data, addr, self._loop.time() - age(self._sock.fileno()))
 
     def error_received(self, exc: Exception) -> None:
         self._behind.error_received(exc)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._behind.connection_lost(exc)
+
+
+def age(descriptor: int) -> float:
+    """Seconds since the kernel took the datagram that was read last from this socket; 0 where it does not tell.
+
+    A loop that has something else to do for 50 ms notices a packet so much later, for which no agent is to blame."""
+    try:
+        stamp = fcntl.ioctl(descriptor, SIOCGSTAMPNS, bytes(struct.calcsize("ll")))
+    except OSError:
+        return 0.0
+    seconds, nanoseconds = map(float, struct.unpack("ll", stamp))
+    return min(max(0.0, time.time() - seconds - 1e-9 * nanoseconds), MOST_LATE)
 
 
 def _protocols(connection: RTCPeerConnection) -> list[Any]:

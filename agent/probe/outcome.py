@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-PEAK_SECONDS = 0.005
+PEAK_SECONDS = 0.01
 """Of a picture: one peak for so much sound."""
 FULL = 100
 """A peak at full scale."""
@@ -83,6 +83,8 @@ class Outcome:
     findings: tuple[Found, ...] = ()
     missed: tuple[str, ...] = ()
     failure: str | None = None
+    takeovers: Mapping[str, bool] = field(default_factory=dict)
+    """By step: whether the agent took the turn after it."""
     picture: Picture | None = None
 
     @property
@@ -111,6 +113,7 @@ class Outcome:
         found: dict[str, Any] = {"scenario": self.scenario, "trial": self.trial, "seed": self.seed, "held": self.held}
         found["seconds"] = round(self.seconds, 2)
         found["figures"] = {name: [round(value, 1) for value in values] for name, values in self.figures.items()}
+        found["takeovers"] = dict(self.takeovers)
         found["broken"] = [f"{check.expects}: {check.says}" for check in self.broken]
         found["unjudged"] = [f"{check.expects}: {check.says}" for check in self.checks if check.held is None]
         found["findings"] = [{"name": each.name, "says": each.says} for each in self.faults]
@@ -170,6 +173,15 @@ class Summary:
         for check in (check for outcome in self.outcomes for check in outcome.checks):
             held, of = found.get(check.expects, (0, 0))
             found[check.expects] = (held + bool(check.held), of + (check.held is not None))
+        return found
+
+    @property
+    def takeovers(self) -> dict[str, tuple[int, int]]:
+        """By step: after how many of how many times that it was said the agent took the turn."""
+        found = dict[str, tuple[int, int]]()
+        for step, taken in (pair for outcome in self.outcomes for pair in outcome.takeovers.items()):
+            times, of = found.get(step, (0, 0))
+            found[step] = (times + taken, of + 1)
         return found
 
     @property

@@ -42,6 +42,27 @@ SPREADS = (
     ),
 )
 """Figures that the page shows trial by trial."""
+FIGURES = {
+    "stop_ms": "from a user's first sample to the agent's last audible one",
+    "response_ms": "from a user's last sample to the first audible one of the answer",
+    "resumed_ms": "from the end of what was no interruption to the first audible sample of the same reply",
+    "silent_ms": "silence in a reply that was to go on",
+    "audible_ms": "sound in a pause that was to be waited for",
+    "after_stop_ms": "sound between a stop and the user's end",
+    "concealed_ms": "gaps for which the listener's buffer had to guess, each",
+    "padded_ms": "gaps that were sent as digital silence, each",
+    "answered_ms": "from dialling to the server's answer",
+    "connected_ms": "from dialling to the call's being up",
+    "first_packet_ms": "from dialling to the first packet",
+    "first_audio_ms": "from dialling to the first audible sample",
+    "buffer_ms": "what the listener's buffer held back, the median of a call",
+    "packet_ms": "what most packets of a call hold",
+    "between_p99_ms": "from one packet's arrival to the next's, 99 of 100 of a call",
+    "between_max_ms": "the same, the longest of a call",
+    "spread_ms": "how much later than the earliest packets of a call the latest come",
+    "claimed_over_ms": "what the server says was heard, less what came out at the listener",
+}
+"""All that is measured, and what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +101,8 @@ class Load:
     """Many calls at once, for a while."""
 
     peers: int
+    talking: int
+    """Of the peers, at a time: the others stay on the line."""
     seconds: float
     calls: int
     gaps_a_call: float
@@ -131,6 +154,8 @@ class Report:
     machine: Mapping[str, object]
     """Also versions and date."""
     seed: int
+    seconds: float
+    """That all of it took."""
     summaries: tuple[Summary, ...]
     meanings: Mapping[str, str] = field(default_factory=dict)
     """What each finding is."""
@@ -156,7 +181,7 @@ class Report:
 def data(report: Report) -> dict[str, Any]:
     """As JSON has it; folders of this machine are left out."""
     found: dict[str, Any] = {"command": report.command, "machine": dict(report.machine), "url": report.url}
-    found |= {"protocol": report.protocol, "network": report.network, "seed": report.seed}
+    found |= {"protocol": report.protocol, "network": report.network, "seed": report.seed, "seconds": report.seconds}
     found |= {"good": report.good, "interrupted": report.interrupted, "warning": report.warning}
     found["scenarios"] = {summary.name: _scenario(summary) for summary in report.summaries}
     found["findings"] = counted(report.outcomes)
@@ -175,6 +200,7 @@ def _scenario(summary: Summary) -> dict[str, Any]:
         "held": summary.held,
         "expectations": {words: {"held": held, "of": of} for words, (held, of) in summary.expectations.items()},
         "figures": {name: asdict(spread) for name, spread in summary.figures.items()},
+        "takeovers": {step: {"taken": taken, "of": of} for step, (taken, of) in summary.takeovers.items()},
         "findings": summary.findings,
     }
 
@@ -221,7 +247,7 @@ def page(report: Report) -> str:
         tag("style", Markup(STYLE.read_text())),
     )
     parts = [_header(report), _summary(report), _table(report), _expectations(report), _spreads(report)]
-    parts += [_findings(report), _pictures(report), _load(report), _conditions(report)]
+    parts += [_figures(report), _findings(report), _pictures(report), _load(report), _conditions(report)]
     return f"<!doctype html>\n{tag('html', head, tag('body', *parts), lang='en')}\n"
 
 
@@ -408,6 +434,43 @@ def ceiling(value: float) -> float:
     return next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10, 20) if step * power >= value)
 
 
+# ---- all figures --------------------------------------------------------------------------------------------------
+
+
+def _figures(report: Report) -> Markup | None:
+    rows = []
+    for name, about in FIGURES.items():
+        if values := [value for summary in report.summaries for value in summary.values(name)]:
+            spread = Spread.of(values)
+            ends = (str(spread.count), *(f"{end:.0f} ms" for end in (spread.p50, spread.p95, spread.p99, spread.max)))
+            cells = [tag("td", end, class_="number", data_name=head) for head, end in zip(ENDS, ends, strict=True)]
+            words = tag("th", name.removesuffix("_ms").replace("_", " "), tag("p", about), scope="row")
+            rows.append(tag("tr", words, *cells))
+    if not rows:
+        return None
+    head = tag("tr", tag("th", "Figure", scope="col"), *(tag("th", end, scope="col", class_="number") for end in ENDS))
+    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="stacked")
+    return tag("section", tag("h2", "All figures"), table, _takeovers(report))
+
+
+ENDS = ("Values", "p50", "p95", "p99", "Longest")
+
+
+def _takeovers(report: Report) -> Markup | None:
+    rows = [
+        tag("tr", tag("th", summary.name.replace("_", " "), scope="row"), tag("td", words, class_="wide"))
+        for summary in report.summaries
+        if (words := ", ".join(f"{step}: {taken} of {of}" for step, (taken, of) in summary.takeovers.items()))
+    ]
+    if not rows:
+        return None
+    about = "After how many of the user's sounds the agent spoke for a second or more before the next one: "
+    about += "to be all where an answer is expected, and none in a pause."
+    names = (tag("th", name, scope="col") for name in ("Scenario", "Turns taken"))
+    table = tag("table", tag("thead", tag("tr", *names)), tag("tbody", *rows), class_="stacked")
+    return joined([tag("h3", "Takeover"), tag("p", about, class_="soft"), table])
+
+
 # ---- findings -----------------------------------------------------------------------------------------------------
 
 
@@ -574,7 +637,8 @@ def _load(report: Report) -> Markup | None:
 
 def _loaded(load: Load) -> Iterator[Markup]:
     if load.calls:
-        yield _tile("Calls", str(load.calls), f"{load.peers} at once, {load.seconds / 60:.1f} minutes")
+        turns = f", {load.talking} of them talking" if load.talking < load.peers else ""
+        yield _tile("Calls", str(load.calls), f"{load.peers} at once{turns}, {load.seconds / 60:.1f} minutes")
         yield _tile("Gaps in a call", f"{load.gaps_a_call:.2f}", "on average")
     cpu = cpu_percent(load.entries)
     if cpu is not None:
@@ -593,6 +657,7 @@ COURSES: tuple[tuple[str, Callable[[Entry], float | None]], ...] = (
     ("Memory, MB", lambda entry: entry.memory_mb),
     ("Descriptors", lambda entry: entry.descriptors),
     ("Threads", lambda entry: entry.threads or None),
+    ("Tasks, as the server says", lambda entry: entry.tasks),
     ("Calls, as the server says", lambda entry: entry.peers),
 )
 
@@ -656,6 +721,7 @@ def _conditions(report: Report) -> Markup:
         "Protocol": report.protocol,
         "Network": report.network or "as it is",
         "Seed": str(report.seed),
+        "Took": f"{report.seconds / 60:.1f} minutes",
     }
     facts |= {name.replace("_", " "): str(value) for name, value in report.machine.items()}
     cells = [cell for name, value in facts.items() for cell in (tag("dt", name), tag("dd", value))]

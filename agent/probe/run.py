@@ -7,13 +7,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from agent.probe.call import Target, call, reply_key
+from agent.probe.call import Stay, Target, call, reply_key
 from agent.probe.judging import Judges, JudgingError, judged, reply_seconds
 from agent.probe.network import Network
 from agent.probe.outcome import Outcome
@@ -100,16 +101,18 @@ class Run:
         Raises ProbeError where the agent cannot be called."""
         for part, key in rehearsals(scenario):
             recording = await self.call(part, 0, seed)
-            seconds = await self.judges.run(reply_seconds, recording)
+            seconds = None
+            with suppress(TimeoutError):  # what was sent cannot be listened to: the step is never said then
+                seconds = await self.judges.run(reply_seconds, recording)
             if seconds is not None:
                 self._lengths.setdefault(scenario.name, {})[key] = seconds
 
-    async def call(self, scenario: Scenario, trial: int, seed: int) -> Recording:
+    async def call(self, scenario: Scenario, trial: int, seed: int, stay: Stay | None = None) -> Recording:
         """One call, not before it is its turn, and again where the server had no room.
 
         Raises ProbeError where the agent has never answered yet."""
         for patience in (*(BUSY_SECONDS,) * BUSY_TIMES, 0.0):
-            recording = await self._called(scenario, trial, seed)
+            recording = await self._called(scenario, trial, seed, stay)
             if recording.busy_for is None or not patience:
                 break
             self.busy += 1
@@ -120,7 +123,7 @@ class Run:
         self._reached = True
         return recording
 
-    async def _called(self, scenario: Scenario, trial: int, seed: int) -> Recording:
+    async def _called(self, scenario: Scenario, trial: int, seed: int, stay: Stay | None) -> Recording:
         await self._turn()
         return await call(
             self.target,
@@ -130,13 +133,14 @@ class Run:
             sounds=self._sounds,
             network=self._network,
             lengths=self._lengths.get(scenario.name, {}),
+            stay=stay,
         )
 
-    async def attempt(self, scenario: Scenario, trial: int, seed: int, tell: Tell) -> None:
+    async def attempt(self, scenario: Scenario, trial: int, seed: int, tell: Tell, stay: Stay | None = None) -> None:
         """One trial. Returns when the call is over; it is judged while others go on, and told of then."""
         await self._room.acquire()
         try:
-            recording = await self.call(scenario, trial, seed)
+            recording = await self.call(scenario, trial, seed, stay)
         except BaseException:
             self._room.release()
             raise

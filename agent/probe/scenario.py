@@ -35,6 +35,7 @@ from pathlib import Path
 
 import yaml
 
+from agent.probe.findings import FINDINGS
 from agent.probe.sounds import NAMES
 from agent.script import composed
 from agent.trouble import SettingsError
@@ -109,7 +110,7 @@ class Expectation:
               same reply
     waits     the agent is not audible, for longer than within_ms in all, from the step's beginning until it is silent
               for the step after it
-    absent    the finding `absent` (a name of judge.FINDINGS, or `any`) is not made in this trial; what the network did
+    absent    the finding `absent` (a name of FINDINGS, or `any`) is not made in this trial; what the network did
               does not count
     """
 
@@ -278,24 +279,7 @@ def _expectation(node: yaml.Node, steps: Sequence[Step]) -> Expectation:
 def _absent(keys: Fields) -> Expectation:
     if "within_ms" in keys.nodes:
         raise keys.wrong("within_ms", "none beside absent")
-    return Expectation("absent", absent=keys.choice("absent", ("any", *FINDING_NAMES)))
-
-
-FINDING_NAMES = (
-    "zero_padding",
-    "long_packets",
-    "late_stop",
-    "stale_audio",
-    "clock_drift",
-    "cut_start",
-    "gap",
-    "irregular_pacing",
-    "wrong_timestamps",
-    "overclaimed_heard",
-    "no_answer",
-    "lost_call",
-)
-"""Of what may be found; judge.FINDINGS says what each is."""
+    return Expectation("absent", absent=keys.choice("absent", ("any", *FINDINGS)))
 
 
 # ---- YAML ---------------------------------------------------------------------------------------------------------

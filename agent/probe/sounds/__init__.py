@@ -18,6 +18,8 @@ The user is the embedded voice, `breezert say TEXT --seed SEED -o FILE.wav`:
 | yeah | 10 | Yeah. |
 | aside | 9 | Anna, could you close the window, please? |
 
+The pauses inside `question` and `another` are cut to a quarter of a second: inside longer ones agents answer.
+
 `aside` is followed by 0.35 s of silence and what another person answers. All others speak with espeak-ng 1.51,
 `espeak-ng -v VOICE -s SPEED -w FILE.wav TEXT`:
 
