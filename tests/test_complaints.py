@@ -94,7 +94,8 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "tests/test_barge_in.py::test_a_cough_does_not_end_the_reply",
         "tests/test_conversation.py::test_a_cough_only_pauses",
         "tests/test_playout.py::test_a_pause_fades_out_over_samples_that_are_played_again",
-        "tests/browser/test_talk.py::test_a_cough_does_not_end_the_reply",
+        "tests/browser/test_talk.py::test_a_cough_or_a_backchannel_does_not_end_the_reply",
+        "tests/test_wrtc.py::test_a_hundred_pauses_in_one_call_lose_nothing_and_double_nothing",
     ),
     "the agent interrupts itself through the speaker (livekit/client-sdk-flutter#633)": (
         "tests/test_barge_in.py::test_the_agents_own_echo_does_not_end_the_reply",
