@@ -43,7 +43,7 @@ def figures() -> list[str]:
     (one, two), browser = result("cpu-speech")["rows"], result("browser")
     turns, alone, beside = browser["turns"], browser["stretch"], result("browser-beside-1")["stretch"]
     answer = browser["connects"]["answer_ms"]["p95"]
-    dead = result("browser-dead-stun")["connects_dead_stun"]["answer_ms"]["p95"]
+    dead = browser["connects_dead_stun"]["answer_ms"]["p95"]
     return [
         f"| RTF of one stream | {one['rtf']:.2f} |",
         f"| TTFA of one stream, p50 / p95 | {one['ttfa_ms_p50']:.0f} / {one['ttfa_ms_p95']:.0f} ms |",
