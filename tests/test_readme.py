@@ -28,6 +28,7 @@ from readme import (
     simulating,
     stages,
     starts,
+    sums,
     transport,
     underruns,
 )
@@ -67,6 +68,7 @@ def test_every_figure_comes_from_a_benchmark() -> None:
         determinism(),
         heard(),
         cycles(),
+        sums(),
         page(),
         heard_policies(),
         self_check(),
