@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import math
+import os
 import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -765,8 +766,9 @@ UNREACHABLE = (
     "a=candidate:9 1 udp 33562367 203.0.113.9 40001 typ relay raddr 192.0.2.7 rport 40000",
 )
 """Names that nobody resolves (RFC 8828 has browsers send them), and addresses that lead nowhere (RFC 5737)."""
-ANSWER_WITHIN, USUALLY_WITHIN = 2.0, 0.9
-"""Seconds: elsewhere it takes 5 for a STUN server that does not answer, and 1 for names."""
+ANSWER_WITHIN, USUALLY_WITHIN, QUIETLY_WITHIN = 2.0, 0.9, 0.3
+"""Seconds: elsewhere it takes 5 for a STUN server that does not answer, and 1 for names; the last, of 19 in 20 answers,
+where the machine has nothing else to do (`connects_dead_stun.answer_ms` of browser.json is that in Chromium)."""
 
 
 async def test_twenty_offers_are_answered_though_no_stun_server_and_no_name_can_be_reached(
@@ -798,6 +800,7 @@ async def test_twenty_offers_are_answered_though_no_stun_server_and_no_name_can_
                     pass
         assert max(took) < ANSWER_WITHIN
         assert np.median(took) < USUALLY_WITHIN
+        assert np.quantile(took, 0.95) < QUIETLY_WITHIN or os.getloadavg()[0] > (os.cpu_count() or 1) / 2
         await caller.close()
         with pytest.raises(BlockingIOError):
             silent.recv(2048)  # nobody was asked
