@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from pathlib import Path
 from typing import Any, cast
@@ -157,12 +157,16 @@ class BoundedBrain:
         self._brain, self._limits = brain, limits
 
     async def reply(self, turn: UserTurn) -> AsyncGenerator[str]:
-        """The reply as it is written: texts that are not empty. It is cut at its limits; that is no error.
+        """The reply as it is written: texts that are not empty. It is cut at its limits, and at the turn's own; that
+        is no error.
 
         Raises BrainError, after it was logged. See Brain.reply on cancelling.
         """
+        limits = self._limits
+        if turn.max_chars is not None:
+            limits = replace(limits, max_chars=min(limits.max_chars, turn.max_chars))
         try:
-            async with aclosing(self._brain.reply(turn)) as deltas, aclosing(bounded(deltas, self._limits)) as kept:
+            async with aclosing(self._brain.reply(turn)) as deltas, aclosing(bounded(deltas, limits)) as kept:
                 async for delta in kept:
                     yield delta.encode("utf-8", "replace").decode()  # JSON may bring half a character
         except OutsideError as error:

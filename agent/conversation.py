@@ -126,6 +126,8 @@ class Conversation:
         self.watcher = Watcher()
         self.instructions = ""
         """For whoever answers; empty: their own."""
+        self.max_chars: int | None = None
+        """Of a reply, where this call may have less than others."""
         self.automatic = True
         """Every spoken turn is answered, else only what `respond` asks for."""
         self.terms = Terms()
@@ -358,7 +360,7 @@ class Conversation:
     async def _answers(self, said: Said) -> AsyncGenerator[str]:
         """The brain's reply, once it is known what was said."""
         text = await self._words(said)
-        turn = UserTurn(text, tuple(self.history), said.audio, self.instructions)
+        turn = UserTurn(text, tuple(self.history), said.audio, self.instructions, self.max_chars)
         self.history.append(Message(Role.USER, text, id=said.id))
         self._unanswered.clear()
         for reply in self._replies:
@@ -374,10 +376,10 @@ class Conversation:
             await asyncio.wait(list(self._notes))
         last = self.history[-1] if self.history else None
         if last is None or last.role is not Role.USER:
-            turn = UserTurn("", tuple(self.history), None, instructions)
+            turn = UserTurn("", tuple(self.history), None, instructions, self.max_chars)
         else:
             audio = self._noted.audio if self._noted and self._noted.id == last.id else None
-            turn = UserTurn(last.text, tuple(self.history[:-1]), audio, instructions)
+            turn = UserTurn(last.text, tuple(self.history[:-1]), audio, instructions, self.max_chars)
         async with aclosing(self._brain.reply(turn)) as deltas:
             async for delta in deltas:
                 yield delta

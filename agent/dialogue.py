@@ -46,6 +46,8 @@ class UserTurn:
     """The speech itself; None where it was typed."""
     instructions: str = ""
     """Of this conversation, for whoever answers; empty: their own."""
+    max_chars: int | None = None
+    """Of the reply, where this conversation may have less than others."""
 
     @property
     def seconds(self) -> float:

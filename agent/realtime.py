@@ -173,7 +173,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[Item, ...] = ()
     output_modalities: tuple[str, ...] = ("audio",)
     audio: Json = {}
-    max_output_tokens: str = "inf"
+    max_output_tokens: int | str = "inf"
     metadata: Json | None = None
     usage: Json | None = None
     object: str = "realtime.response"

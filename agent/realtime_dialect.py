@@ -175,6 +175,7 @@ class RealtimeDialect(Watcher):
         """Has the conversation go by the settings."""
         hearing, conversation = self._hearing, self._conversation
         conversation.instructions = self._instructions(self._session_settings.instructions)
+        conversation.max_chars = self._session_settings.max_chars
         conversation.automatic, conversation.interruptible = hearing.automatic, hearing.interruptible
         if conversation.ears and hearing != self._tuned:
             conversation.ears.retune(hearing.settings, hearing.before)
@@ -431,6 +432,7 @@ class RealtimeDialect(Watcher):
             conversation_id=f"conv_{self._tag}",
             output=(response.entry.shown(),) if response.entry else (),
             audio=self._session_settings.output,
+            max_output_tokens=self._session_settings.max_output_tokens,
             metadata=response.metadata,
         )
 

@@ -22,6 +22,8 @@ GROUPS = ("audio", "input", "output")
 """Settings that are merged key by key; others are replaced as a whole."""
 MAX_BYTES = 100 * 1024
 """Of all settings as JSON: each change may add keys, and all of them are told every time."""
+CHARS_A_TOKEN = 4
+"""Of a reply's text, which is what is limited here: about what a token of English has."""
 LEAST = 0.01
 """What a threshold or a silence of zero becomes."""
 
@@ -52,6 +54,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["realtime"] = "realtime"
     instructions: str | None = None
     audio: Audio = Audio()
+    max_output_tokens: Annotated[int, Meta(ge=1, le=4096)] | Literal["inf"] = "inf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,16 @@ class SessionSettings:
     @property
     def instructions(self) -> str:
         return self._config.instructions or ""
+
+    @property
+    def max_output_tokens(self) -> int | str:
+        return self._config.max_output_tokens
+
+    @property
+    def max_chars(self) -> int | None:
+        """Of a reply; None: the server's own limit alone."""
+        tokens = self._config.max_output_tokens
+        return None if isinstance(tokens, str) else CHARS_A_TOKEN * tokens
 
     @property
     def instructable(self) -> bool:

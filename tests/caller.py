@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
-from aiortc.mediastreams import MediaStreamError
+from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from numpy.typing import NDArray
 
 from agent.protocol import CHANNEL
@@ -20,11 +20,12 @@ WITHIN = 30.0
 
 
 class Caller:
-    """One call. `signal` takes the offer's SDP and returns the answer's."""
+    """One call, which speaks where it has a microphone."""
 
-    def __init__(self, label: str = CHANNEL) -> None:
+    def __init__(self, label: str = CHANNEL, microphone: MediaStreamTrack | None = None) -> None:
         self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
-        self.receiver = self.connection.addTransceiver("audio", direction="recvonly").receiver
+        direction = "recvonly" if microphone is None else "sendrecv"
+        self.receiver = self.connection.addTransceiver(microphone or "audio", direction=direction).receiver
         self.channel = self.connection.createDataChannel(label)
         self.messages: list[dict[str, Any]] = []
         self.timestamps: list[int] = []

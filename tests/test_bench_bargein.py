@@ -9,8 +9,10 @@ import json
 import os
 import random
 import shutil
+from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,17 @@ def test_there_are_enough_trials_when_as_many_as_wanted_said_something() -> None
         trials.add(row)
     assert trials.enough
     assert (done, trials.repeated) == ([1, 1, 2], 1)
+
+
+def test_each_sentence_has_its_share_whatever_is_repeated() -> None:
+    trials, asked = Trials(11, lambda done: None), cycle(NAMES)
+    for number in count():
+        if trials.enough:
+            break
+        name = next(filter(trials.lacks, asked))
+        trials.add(None if number in (2, 3, 9) else Trial(name))
+    assert Counter(row.said for row in trials.rows) == {name: 1 + (n < 11 - len(NAMES)) for n, name in enumerate(NAMES)}
+    assert trials.repeated == 3
 
 
 def test_the_books_are_those_that_must_balance() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import math
+import os
 import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -94,7 +95,8 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "tests/test_barge_in.py::test_a_cough_does_not_end_the_reply",
         "tests/test_conversation.py::test_a_cough_only_pauses",
         "tests/test_playout.py::test_a_pause_fades_out_over_samples_that_are_played_again",
-        "tests/browser/test_talk.py::test_a_cough_does_not_end_the_reply",
+        "tests/browser/test_talk.py::test_a_cough_or_a_backchannel_does_not_end_the_reply",
+        "tests/test_wrtc.py::test_a_hundred_pauses_in_one_call_lose_nothing_and_double_nothing",
     ),
     "the agent interrupts itself through the speaker (livekit/client-sdk-flutter#633)": (
         "tests/test_barge_in.py::test_the_agents_own_echo_does_not_end_the_reply",
@@ -764,8 +766,9 @@ UNREACHABLE = (
     "a=candidate:9 1 udp 33562367 203.0.113.9 40001 typ relay raddr 192.0.2.7 rport 40000",
 )
 """Names that nobody resolves (RFC 8828 has browsers send them), and addresses that lead nowhere (RFC 5737)."""
-ANSWER_WITHIN, USUALLY_WITHIN = 2.0, 0.9
-"""Seconds: elsewhere it takes 5 for a STUN server that does not answer, and 1 for names."""
+ANSWER_WITHIN, USUALLY_WITHIN, QUIETLY_WITHIN = 2.0, 0.9, 0.3
+"""Seconds: elsewhere it takes 5 for a STUN server that does not answer, and 1 for names; the last, of 19 in 20 answers,
+where the machine has nothing else to do (`connects_dead_stun.answer_ms` of browser.json is that in Chromium)."""
 
 
 async def test_twenty_offers_are_answered_though_no_stun_server_and_no_name_can_be_reached(
@@ -797,6 +800,7 @@ async def test_twenty_offers_are_answered_though_no_stun_server_and_no_name_can_
                     pass
         assert max(took) < ANSWER_WITHIN
         assert np.median(took) < USUALLY_WITHIN
+        assert np.quantile(took, 0.95) < QUIETLY_WITHIN or os.getloadavg()[0] > (os.cpu_count() or 1) / 2
         await caller.close()
         with pytest.raises(BlockingIOError):
             silent.recv(2048)  # nobody was asked

@@ -1,4 +1,5 @@
-"""Five hundred calls, four at a time: tasks, threads, descriptors, memory and calls are back where they were.
+"""Five hundred calls, some at a time: tasks, threads, descriptors, memory and calls are back where they were; of calls
+that only listen, and of calls in which somebody answers and a microphone is heard.
 
 Memory that grows by connection is what users of others complain of (aiortc#904, pipecat#3750).
 """
@@ -12,31 +13,57 @@ import os
 import re
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 from aiortc import RTCDtlsTransport, RTCIceTransport, RTCPeerConnection, RTCRtpReceiver, RTCRtpSender, RTCSctpTransport
 from caller import WITHIN, Caller
 from scripted_runtime import ScriptedRuntime
+from sounds import SAMPLE_RATE, int16, noise
 
+from agent.answering import Answering
+from agent.brain import BrainConfig, make_brain
 from agent.calls import Calls
+from agent.conversation import Conversation
+from agent.ears import Ears, Listening
+from agent.echo import EchoGuard
 from agent.guard import Access
-from agent.opus import OpusEncoder
+from agent.jitter import JitterBuffer
+from agent.microphone import Microphone
+from agent.near import Near
+from agent.opus import OpusDecoder, OpusEncoder
 from agent.peer import Peer
 from agent.playout import PlayoutBuffer
+from agent.protocol import CHANNEL
+from agent.realtime_dialect import RealtimeDialect
+from agent.receive import Decoding, Receiver
 from agent.server import attach
 from agent.session import Session
+from agent.transcribe import TranscriberConfig, make_transcriber
+from agent.turn import TurnTaking
+from agent.understanding import Understanding
+from agent.vad import VADS, Framer, usual
+from engine.clock import MonotonicClock
 
 CYCLES = 500
 WARM = 100
 """After so many, whatever is filled on use is full: pools, caches, the allocator's arenas."""
 ENDINGS = ("delete", "close", "stop and close", "abandon")
+REALTIME = "hang up"
+"""The ending of a call of the Realtime protocol, which takes somebody who answers."""
 OF_A_CALL = (
     *(Session, Peer, PlayoutBuffer, OpusEncoder, RTCPeerConnection, RTCIceTransport, RTCDtlsTransport),
     *(RTCSctpTransport, RTCRtpSender, RTCRtpReceiver),
 )
 """What is there once or more for a call; no object of these outlives it."""
+OF_A_CONVERSATION = (
+    *(Conversation, Understanding, RealtimeDialect, Ears, Listening, TurnTaking, EchoGuard, Near, Framer),
+    *(Receiver, JitterBuffer, Decoding, OpusDecoder, *VADS.values()),
+)
+"""And where somebody answers."""
 MEBIBYTES = 4.0
 """That 400 calls may add, 10 KiB each; on 2 cores they add 0.6, while the allocator still settles."""
 
@@ -59,9 +86,64 @@ async def cycle(client: ClientSession, ending: str) -> None:
     await caller.close()
 
 
-async def some(client: ClientSession) -> None:
-    """A call for each ending, at once: most of a call is waiting."""
-    await asyncio.gather(*(cycle(client, ending) for ending in ENDINGS))
+async def conversed(client: ClientSession, calls: Calls, ending: str, look: Callable[[], object] = Counter) -> None:
+    """A call with a typed turn and a microphone that is listened to, which ends as the others do. `look` is called
+    when all of it is there."""
+    realtime = ending == REALTIME
+    microphone = Microphone(MonotonicClock())
+    caller = Caller("oai-events" if realtime else CHANNEL, microphone)
+    location, answer = await entered(client, await caller.offer(), realtime)
+    if ending != "abandon":
+        await caller.accept(answer)
+        speaking = asyncio.create_task(speak(microphone))
+        say(caller, realtime)
+        await caller.wait(lambda: caller.told("output_audio_buffer.started" if realtime else "speech.started"))
+        await caller.wait(lambda: listens(calls, location.rpartition("/")[2]))
+        look()
+        speaking.cancel()
+        await asyncio.gather(speaking, return_exceptions=True)
+    if ending == "stop and close":
+        caller.send(type="stop")
+        await caller.wait(lambda: caller.told("reply.ended"))
+    if ending in ("delete", "abandon", REALTIME):
+        async with client.delete(location) as response:
+            assert response.status == 204
+    await caller.close()
+
+
+async def entered(client: ClientSession, offer: str, realtime: bool) -> tuple[str, str]:
+    """The address of the new call, and the answer."""
+    if realtime:
+        headers = {"Content-Type": "application/sdp"}
+        async with client.post("v1/realtime/calls", data=offer.encode(), headers=headers) as response:
+            return response.headers["Location"].removeprefix("/"), await response.text()
+    async with client.post("offer", json={"sdp": offer, "type": "offer"}) as response:
+        answer = await response.json()
+        return f"calls/{answer['id']}", answer["sdp"]
+
+
+def say(caller: Caller, realtime: bool) -> None:
+    """A typed turn, which the echo brain answers in one sentence."""
+    if realtime:
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * 150}]}
+        caller.send(type="conversation.item.create", item=item)
+        caller.send(type="response.create")
+    else:
+        caller.send(type="say", text="x" * 150)
+
+
+async def speak(microphone: Microphone) -> None:
+    """A noise that is no speech, so that no second turn begins, until cancelled."""
+    sound = int16(noise(0.5, rms=30.0))
+    while True:
+        await microphone.speak(sound, SAMPLE_RATE)
+
+
+def listens(calls: Calls, call_id: str) -> bool:
+    """Whether the VAD of this call was made, which the first sound asks for."""
+    (session,) = (session for session in calls.sessions if session.id == call_id)
+    assert isinstance(session.partner, Conversation) and isinstance(session.partner.ears, Ears)
+    return session.partner.ears._listening is not None
 
 
 async def settled(calls: Calls, engine: ScriptedRuntime) -> tuple[int, int, int]:
@@ -78,7 +160,7 @@ async def settled(calls: Calls, engine: ScriptedRuntime) -> tuple[int, int, int]
 def kept() -> Counter[str]:
     """Objects of calls, by class; those of earlier tests too."""
     gc.collect()
-    return Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, OF_A_CALL))
+    return Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, OF_A_CALL + OF_A_CONVERSATION))
 
 
 def resident() -> float:
@@ -100,24 +182,44 @@ def forget(engine: ScriptedRuntime) -> int:
     return len(jobs)
 
 
-async def test_nothing_is_left_after_five_hundred_calls() -> None:
+@pytest.mark.parametrize("answers", [False, True], ids=["speech", "conversation"])
+async def test_nothing_is_left_after_five_hundred_calls(answers: bool) -> None:
     engine = ScriptedRuntime(pace=0.02)
     app = web.Application()
-    calls = attach(app, engine, access=Access(rate=1000.0))
+    echo = Answering(make_brain(BrainConfig()), make_transcriber(TranscriberConfig())) if answers else None
+    calls = attach(app, engine, access=Access(rate=1000.0), answering=echo)
+    endings = (*ENDINGS, REALTIME) if answers else ENDINGS
     spoken, memory = 0, list[float]()
     async with TestServer(app) as server, ClientSession(base_url=server.make_url("/")) as client:
-        await some(client)  # thread pools and the client's connections are made on first use
+
+        async def some() -> None:
+            """A call for each ending, at once: most of a call is waiting."""
+            made = (conversed(client, calls, each) if answers else cycle(client, each) for each in endings)
+            await asyncio.gather(*made)
+
+        await some()  # thread pools and the client's connections are made on first use
+        if answers:
+            await look_for_all(client, calls)
         before = await settled(calls, engine)
         spoken += forget(engine)
         objects = kept()
-        for n in range(0, CYCLES, len(ENDINGS)):
-            await some(client)
-            if (n + len(ENDINGS)) % WARM == 0:
+        for n in range(0, CYCLES, len(endings)):
+            await some()
+            if (n + len(endings)) % WARM == 0:
                 assert await settled(calls, engine) == before
                 spoken += forget(engine)
                 assert kept() == objects
                 memory.append(resident())
-        assert spoken == CYCLES - CYCLES // 4 + 3
+        rounds = CYCLES // len(endings) + 1
+        assert spoken == rounds * (len(endings) - 1) + answers
         assert memory[-1] - memory[0] < MEBIBYTES, f"resident after each {WARM} calls: {memory}"
         assert "breezert_peers 0.0" in calls.metrics.render().decode()
     engine.close()
+
+
+async def look_for_all(client: ClientSession, calls: Calls) -> None:
+    """Each class that no object may be left of has one while a call lasts: else nothing was looked for."""
+    there = Counter[str]()
+    await conversed(client, calls, REALTIME, lambda: there.update(kept()))
+    wanted = {*OF_A_CALL, *OF_A_CONVERSATION} - {*VADS.values()} | {VADS[usual()]}
+    assert {kind.__name__ for kind in wanted} <= set(there)

@@ -29,6 +29,7 @@ from readme import (
     simulating,
     stages,
     starts,
+    sums,
     transport,
     underruns,
 )
@@ -68,6 +69,7 @@ def test_every_figure_comes_from_a_benchmark() -> None:
         determinism(),
         heard(),
         cycles(),
+        sums(),
         page(),
         heard_policies(),
         self_check(),

@@ -163,6 +163,29 @@ async def test_a_key_opens_one_call_whose_settings_it_has_fixed(site: Site) -> N
     assert (status, json.loads(answer)["error"]["code"]) == (401, "needs_token")
 
 
+async def test_a_key_limits_how_long_replies_are(site: Site) -> None:
+    """To 8 characters, whatever its holder asks for."""
+    made = await site.key(session={"type": "realtime", "max_output_tokens": 2})
+    caller, _ = await site.call(**bearer(made["value"]))
+    caller.send(type="session.update", session={"max_output_tokens": "inf"})
+    await caller.wait(lambda: caller.told("session.updated"))
+    assert caller.told("session.updated")[0]["session"]["max_output_tokens"] == 2
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello!"}]}
+    caller.send(type="conversation.item.create", item=item)
+    caller.send(type="response.create")
+    await caller.wait(lambda: caller.told("response.done"))
+    response = caller.told("response.done")[0]["response"]
+    assert response["output"][0]["content"][0]["transcript"] == "Good mor"
+    assert response["max_output_tokens"] == 2
+
+
+@pytest.mark.parametrize("tokens", [0, 4097, "many"])
+async def test_a_limit_that_cannot_be_is_refused(site: Site, tokens: int | str) -> None:
+    body = json.dumps({"session": {"type": "realtime", "max_output_tokens": tokens}}).encode()
+    status, answer, _ = await site.post(SECRETS, body)
+    assert (status, "max_output_tokens" in answer) == (400, True)
+
+
 async def test_a_key_that_opened_nothing_is_still_good(site: Site) -> None:
     value = (await site.key())["value"]
     assert (await site.offer("no offer", **bearer(value)))[0] == 400

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sized
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
 from io import StringIO
 from itertools import pairwise
@@ -29,21 +29,25 @@ import tones
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from npm import unavailable
-from tones import PITCHES, Ear, ToneRuntime
+from scripted_runtime import SPEC
+from tones import PITCHES, Ear, StairRuntime, ToneRuntime
 
 from agent import wrtc
 from agent.answering import Answering
 from agent.brain import BrainConfig, make_brain
 from agent.browser import AUDIBLE
 from agent.calls import Calls
+from agent.conversation import Conversation
 from agent.guard import Access
 from agent.opus import OpusDecoder
 from agent.pace import MAX_BEHIND, PACKET_SECONDS
 from agent.peer import Peer
+from agent.playout import FADE_SECONDS, Packet
 from agent.server import attach
 from agent.session import Session, Utterance
 from agent.track import PACKET_TICKS
 from agent.transcribe import TranscriberConfig, make_transcriber
+from agent.turn import Pause, Resume
 from agent.wrtc import BLOCK_SECONDS, Call, WrtcError, installed, listener
 
 WITHIN = 20.0
@@ -52,6 +56,10 @@ CYCLES = 100
 SPEECH_SECONDS = 10
 DROPPED = 3
 """Packets in a row: 60 ms, more than the jitter buffer holds."""
+STAIRS = 1500
+"""Frames of the reply that is paused a hundred times: two minutes."""
+RESUMED = 0.25
+"""Seconds from Resume to the first sound at the listener."""
 LATE = 0.008
 """Seconds by which a packet or a block may come too late after the one before; beyond, the machine does not keep up."""
 
@@ -118,8 +126,11 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(*, pace: float = 0.02, answers: bool = False) -> AsyncIterator[Server]:
-    with ToneRuntime(pace=pace, chunk_frames=4) as engine:
+async def serving(
+    *, pace: float = 0.02, answers: bool = False, speech: type[ToneRuntime] = ToneRuntime
+) -> AsyncIterator[Server]:
+    spec = replace(SPEC, max_text_chars=STAIRS) if speech is StairRuntime else SPEC
+    with speech(spec, pace=pace, chunk_frames=4) as engine:
         app = web.Application()
         echo = Answering(make_brain(BrainConfig()), make_transcriber(TranscriberConfig())) if answers else None
         calls = attach(app, engine, access=Access(rate=1000.0), answering=echo)
@@ -356,6 +367,87 @@ def figures(call: Call, ear: Ear, cycles: list[Cycle]) -> dict[str, list[float]]
         "speak_to_tone_ms": [1000 * (at[c.first] - c.spoken_at) for c in cycles],
         "stop_to_end_ms": [1000 * (at[i] + BLOCK_SECONDS - c.stopped_at) for c, i in zip(cycles, lasts, strict=True)],
     }
+
+
+# ---- a hundred pauses ---------------------------------------------------------------------------------------------
+
+
+async def test_a_hundred_pauses_in_one_call_lose_nothing_and_double_nothing(
+    folder: Path, record_property: Callable[[str, object], None]
+) -> None:
+    serves = serving(pace=0.05, answers=True, speech=StairRuntime)
+    async with unstalled(), serves as server, listener(server.url, folder, record=True) as call:
+        packets, ear, waited, start = outbound(server.session), Ear(call.heard.pcm), list[float](), 0
+        call.send(type="speak", id="a", text=tones.text(0, STAIRS))
+        await call.wait(lambda: sounding(ear, 0), WITHIN)
+        for n in range(CYCLES):
+            seconds, start = await paused(server, call, ear, n, start)
+            waited.append(seconds)
+        await call.wait(partial(longer, call.heard.blocks, start + 20), WITHIN)
+        assert not call.heard.of_type("speech.stopped"), "the reply went on"
+
+    assert len(assert_goes_on_at_the_sample(packets)) == CYCLES + 1
+    heard = [number for number in ear.numbers if number is not None]
+    assert {(b - a) % len(PITCHES) for a, b in pairwise(heard)} == {0, 1}, "the listener hears each frame, in order"
+    shown = " ".join(f"p{p} {1000 * np.percentile(waited, p):.1f}" for p in (50, 95, 99, 100))
+    record_property("resume_to_sound_ms", shown)
+    print(f"resume_to_sound_ms: {shown}")
+    assert max(waited) < RESUMED or os.getloadavg()[0] > os.cpu_count()
+
+
+async def paused(server: Server, call: Call, ear: Ear, number: int, start: int) -> tuple[float, int]:
+    """Pauses what is heard, at another phase each time, and goes on once the listener hears nothing. Returns the
+    seconds from Resume to the first sound, and the block that it is."""
+    conversation, blocks = server.session.partner, call.heard.blocks
+    assert isinstance(conversation, Conversation)
+    await call.wait(partial(longer, blocks, start + 3 + 2 * (number % 7)), WITHIN)
+    await asyncio.sleep(0.0013 * (number % 16))  # justified: a phase inside of the 20 ms of a packet is what is wanted
+    first, now = len(blocks), time.monotonic()
+    conversation.act(Pause(now, now))
+    silent = await call.wait(lambda: [i for i in range(first, len(blocks)) if blocks[i][1] < AUDIBLE], WITHIN)
+    asked_at = time.monotonic()
+    conversation.act(Resume(asked_at))
+    (sound,) = await call.wait(lambda: sounding(ear, silent[-1] + 1), WITHIN)
+    return blocks[sound][0] - asked_at, sound
+
+
+def sounding(ear: Ear, start: int) -> list[int]:
+    """The first block of a tone from there on, if there is one yet."""
+    return [start + i for i, number in enumerate(ear.numbers[start:]) if number is not None][:1]
+
+
+def outbound(session: Session) -> list[Packet]:
+    """What this session says from now on."""
+    packets, sent = list[Packet](), session.track._sent
+
+    def noted(packet: Packet) -> None:
+        packets.append(packet)
+        sent(packet)
+
+    session.track._sent = noted
+    return packets
+
+
+def assert_goes_on_at_the_sample(packets: list[Packet]) -> list[int]:
+    """The runs of sound are parts of the stairs, each from the sample on at which the one before began to fade; returns
+    where each begins. Only what is within a fade is not looked at."""
+    size, rate = SPEC.samples_per_frame, SPEC.sample_rate
+    whole = np.concatenate([tones.stair(frame, size, rate) for frame in range(STAIRS)])
+    fade, at, begins, sounds = round(FADE_SECONDS * rate), 0, list[int](), False
+    for packet, after in pairwise(packets):
+        if not packet.samples.any():
+            sounds = False
+            continue
+        skipped = 0 if sounds else fade
+        if not sounds:
+            begins.append(at)
+        sounds = True
+        if not after.samples.any():
+            assert not packet.samples[fade:].any(), "the last one of a run fades"
+            continue
+        assert (packet.samples[skipped:] == whole[at + skipped : at + packet.samples.size]).all(), f"at sample {at}"
+        at += packet.samples.size
+    return begins
 
 
 # ---- blocks at a rate of NetEQ's own ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scripted_runtime import ScriptedRuntime
+from scripted_runtime import Job, ScriptedRuntime
 
 from engine.core import Chunk, FinishReason
 
@@ -43,13 +43,18 @@ class ToneRuntime(ScriptedRuntime):
     def say(
         self, request_id: int, frames: int = 1, slack: float = 1.0, final: bool = False, made_at: float | None = None
     ) -> None:
-        job, size = self.jobs[request_id], self.spec.samples_per_frame
-        pitch = PITCHES[ord(job.request.text[0]) - ord("a")]
-        pcm = tone(pitch, job.frames * size, frames * size, self.spec.sample_rate)
+        job = self.jobs[request_id]
+        pcm = self.sound(job, frames)
         codes = np.zeros((frames, 1), np.int16)
         chunk = Chunk(request_id, job.request.epoch, job.frames, pcm, codes, slack, final, made_at)
         job.frames += frames
         job.deliver(chunk)
+
+    def sound(self, job: Job, frames: int) -> NDArray[np.int16]:
+        """The next frames of a request."""
+        size = self.spec.samples_per_frame
+        pitch = PITCHES[ord(job.request.text[0]) - ord("a")]
+        return tone(pitch, job.frames * size, frames * size, self.spec.sample_rate)
 
     def finish(self, request_id: int, reason: FinishReason = FinishReason.END) -> None:
         if reason is FinishReason.CANCELLED:
@@ -62,6 +67,19 @@ class ToneRuntime(ScriptedRuntime):
         self.join()
         for job in self.jobs.values():
             job.deliver = lambda output: None
+
+
+def stair(frame: int, size: int, rate: int) -> NDArray[np.int16]:
+    """Frame `frame` of a sound that tells where in it one is: each frame has the next pitch."""
+    return tone(PITCHES[frame % len(PITCHES)], frame * size, size, rate)
+
+
+class StairRuntime(ToneRuntime):
+    """Says every text as stairs."""
+
+    def sound(self, job: Job, frames: int) -> NDArray[np.int16]:
+        size, rate = self.spec.samples_per_frame, self.spec.sample_rate
+        return np.concatenate([stair(job.frames + n, size, rate) for n in range(frames)])
 
 
 @cache
