@@ -278,5 +278,7 @@ VALUES = {
     "item_id": "a",
     "content_index": 0,
     "audio_end_ms": 0,
+    "audio": "",
+    "transcript": "Hi.",
 }
 """Of the fields that must be there."""
