@@ -149,9 +149,9 @@ def test_a_server_elsewhere_has_no_process_here(url: str) -> None:
 
 
 SPAWNING = """
-import multiprocessing, sys
+import multiprocessing, signal, sys
 if __name__ == "__main__":
-    process = multiprocessing.get_context("spawn").Process(target=input, daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=signal.pause, daemon=True)
     process.start()
     print(process.pid, flush=True)
     sys.stdin.read()
