@@ -11,7 +11,7 @@ from scripted_runtime import ScriptedRuntime
 
 from engine import bench_ablation
 from engine.bench_ablation import FRAMES, PUBLISHED, STEPS, WARM, WORDS, Ablation, Row, run, table
-from engine.core import Output, Request, Stage
+from engine.core import SPEAKING, Output, Request, Stage
 from engine.messages import RuntimeConfig
 from engine.runtime import Runtime
 
@@ -53,7 +53,7 @@ def test_each_step_is_an_engine_of_its_own() -> None:
         (frozenset(), "fixed-chunks"),
         (frozenset(), "predictor"),
         (frozenset({Stage.DEPTH}), "predictor"),
-        (frozenset(Stage), "predictor"),
+        (frozenset(SPEAKING), "predictor"),
     ]
     assert {config.random_weights for config in start.configs} == {"tiny"}
     assert all(engine.closed and len(engine.jobs) == WARM + 3 for engine in start.engines)
