@@ -9,8 +9,8 @@ from lockstep import Ask, lockstep
 
 from engine import device as devices
 from engine import random_weights
-from engine.core import Limits, Reference, Request, Stage
-from engine.executor import Executor, default_limits, load
+from engine.core import SPEAKING, Limits, Reference, Request, Stage
+from engine.executor import MAX_RECORDINGS, Executor, default_limits, load
 from engine.messages import RuntimeConfig
 from engine.models import Model
 from engine.shapes import Shape, Work
@@ -113,7 +113,7 @@ def test_pages_are_as_many_as_there_is_memory_for(tiny: Model, monkeypatch: pyte
     monkeypatch.setattr(devices, "room", lambda _: 50 * 4096 + 4000)
     limits = default_limits(tiny, 300)
     assert (limits.num_slots, limits.num_pages) == (300, 50)
-    assert set(limits.max_batch.values()) == {64}
+    assert limits.max_batch == {Stage.ENCODE: MAX_RECORDINGS, **dict.fromkeys(SPEAKING, 64)}
     monkeypatch.setattr(devices, "room", lambda _: 31 * 4096)
     with pytest.raises(RuntimeError, match="expected memory for 32 pages, so that one request fits"):
         default_limits(tiny, 1)
