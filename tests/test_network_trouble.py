@@ -39,8 +39,8 @@ RECOVERS = 50
 """Packets: a second."""
 TEXT = "x" * 20
 """1.6 s of speech: the scripted engine says 80 ms a character."""
-LONG = "y" * 150
-"""12 s."""
+LONG = " ".join(["one two three"] * 10)
+"""11 s."""
 
 TROUBLES = {
     "1 % lost": Trouble(lost=1),

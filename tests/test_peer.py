@@ -14,7 +14,7 @@ from scripted_runtime import ScriptedRuntime
 from agent.calls import CallLimits, CallRefused, Calls
 from agent.offer import OfferError
 from agent.peer import MAX_UNREAD_BYTES, MAX_WAITING_BYTES, Peer
-from agent.protocol import Pong, SpeechWaterfall, View
+from agent.protocol import MAX_MESSAGE_BYTES, Pong, SpeechWaterfall, View
 
 
 class Line:
@@ -212,9 +212,9 @@ async def test_a_client_that_is_behind_is_told_what_matters_only(line: Line) -> 
 
 async def test_a_huge_message_is_an_error_event(line: Line) -> None:
     caller = await line.call()
-    caller.send(type="speak", id="a", text="x" * 20_000)
+    caller.send(type="speak", id="a", text="x" * MAX_MESSAGE_BYTES)
     await caller.wait(lambda: caller.told("error"))
-    assert "16384 bytes" in caller.told("error")[0]["message"]
+    assert f"{MAX_MESSAGE_BYTES} bytes" in caller.told("error")[0]["message"]
 
 
 async def test_inbound_audio_is_not_asked_for_and_not_decoded(line: Line) -> None:
