@@ -38,6 +38,8 @@ from agent.protocol import (
     SessionCreated,
     Speak,
     Stop,
+    TextAppend,
+    TextDone,
     decode,
 )
 from agent.utterance import SpeechError, Spoken, Utterance
@@ -180,8 +182,11 @@ class Client:
         instruction: str = "",
         seed: int | None = None,
         temperature: float | None = None,
+        language: str = "",
+        open: bool = False,
     ) -> Utterance:
-        """Has the text spoken, after whatever is queued; what is left out is the voice's own default.
+        """Has the text spoken, after whatever is queued; what is left out is the voice's own default. `open`: it is
+        only the beginning, `append` goes on with it and `finish` ends it, where session.open_text.
 
         Raises LostError, ValueError for what the protocol does not take, and BusyError for more than MESSAGES_A_SECOND.
         """
@@ -190,10 +195,28 @@ class Client:
         if name in self._utterances:
             raise ValueError(f"{name} is being said already")
         self._send_counted(
-            Speak(id=name, text=text, speaker=speaker, instruction=instruction, seed=seed, temperature=temperature)
+            Speak(
+                id=name,
+                text=text,
+                speaker=speaker,
+                instruction=instruction,
+                seed=seed,
+                temperature=temperature,
+                language=language,
+                open=open,
+            )
         )
         utterance = self._utterances[name] = Utterance(name, text)
         return utterance
+
+    def append(self, utterance: Utterance, text: str) -> None:
+        """More of the text of an utterance that is open. Raises as `speak`."""
+        self._send_counted(TextAppend(id=utterance.id, text=text))
+        utterance.text += text
+
+    def finish(self, utterance: Utterance) -> None:
+        """Its text is complete. Raises as `speak`."""
+        self._send_counted(TextDone(id=utterance.id))
 
     def say(self, text: str) -> None:
         """A turn of the user's that is typed: the server's brain answers it, and events tell what. Raises as `speak`.

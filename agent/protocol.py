@@ -31,7 +31,8 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Speak(Client, tag="speak", frozen=True):
-    """Say `text`, after whatever is already queued. Fields left out are the voice's own defaults."""
+    """Say `text`, after whatever is already queued. Fields left out are the voice's own defaults. open: it is only the
+    beginning, and text.append goes on with it, where session.created says open_text."""
 
     id: Id
     text: str
@@ -39,6 +40,22 @@ class Speak(Client, tag="speak", frozen=True):
     instruction: str = ""
     seed: int | None = None
     temperature: float | None = None
+    language: str = ""
+    open: bool = False
+
+
+class TextAppend(Client, tag="text.append", frozen=True):
+    """More of the text of an utterance that is open: it is said while it is being written. Pieces may be cut
+    anywhere."""
+
+    id: Id
+    text: str
+
+
+class TextDone(Client, tag="text.done", frozen=True):
+    """The text of that utterance is complete. Where nothing comes for 30 s, it is taken to be."""
+
+    id: Id
 
 
 class Stop(Client, tag="stop", frozen=True):
@@ -94,7 +111,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class SessionCreated(Server, tag="session.created", frozen=True):
     """The first message of a call: what the voice can do. speakers: who can speak, its own first; left out where nobody
-    has a name."""
+    has a name. open_text: it can say a text while that is being written. languages: what a speak may name."""
 
     id: str
     voice: str
@@ -104,6 +121,8 @@ class SessionCreated(Server, tag="session.created", frozen=True):
     max_text_chars: int
     max_queued: int
     speakers: tuple[str, ...] = ()
+    open_text: bool = False
+    languages: tuple[str, ...] = ()
 
 
 class SpeechQueued(Server, tag="speech.queued", frozen=True):
@@ -208,7 +227,7 @@ class ReplyStarted(Server, tag="reply.started", frozen=True):
 
 
 class ReplyText(Server, tag="reply.text", frozen=True):
-    """The next piece of the answer: what the utterance `id` will say."""
+    """The next piece of the answer: what the utterance `id` will say, or more of it."""
 
     id: str
     text: str
@@ -290,7 +309,7 @@ class Pong(Server, tag="pong", frozen=True):
     t: float | None = None
 
 
-ClientMessage = Speak | Stop | Say | Stats | Watch | Demo | Ping
+ClientMessage = Speak | TextAppend | TextDone | Stop | Say | Stats | Watch | Demo | Ping
 SpeechMessage = (
     SpeechQueued | SpeechStarted | SpeechProgress | SpeechUnderrun | SpeechPaused | SpeechContinued | SpeechStopped
 )

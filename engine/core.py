@@ -6,7 +6,7 @@ It knows neither torch nor time: instants come from a Clock, tensors stay inside
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 
@@ -146,11 +146,14 @@ class Request:
     follows: int | None = None
     language: str = ""
     """Of the text, out of ModelSpec.languages; empty: the voice tells by itself."""
+    open: bool = False
+    """More text is to come: `text` is its beginning, which may be empty. Where ModelSpec.open_text."""
 
     def __post_init__(self) -> None:
         for name in ("text", "speaker", "instruction", "language"):
             check(isinstance(getattr(self, name), str), name, "text", getattr(self, name))
         check(isinstance(self.sampling, SamplingParams), "sampling", "SamplingParams", self.sampling)
+        check(isinstance(self.open, bool), "open", "true or false", self.open)
         recorded = self.reference is None or isinstance(self.reference, Reference)
         check(recorded, "reference", "a Reference or None", self.reference)
         check_id("epoch", self.epoch)
@@ -204,7 +207,10 @@ class PromptRow:
     overlays: tuple[Overlay, ...] = ()
     trailing: int = 0
     """So many of the last tokens are not of the prompt: of a model whose text goes on while it speaks, one is added to
-    each frame that is fed back, and the last of them to all further frames."""
+    each frame that is fed back, and the last of them to all further frames. Below zero: so many of the prompt are still
+    to come."""
+    open: bool = False
+    """More text is to come, behind the last segment."""
 
     @property
     def length(self) -> int:
@@ -212,12 +218,18 @@ class PromptRow:
 
     @property
     def text_end(self) -> int:
-        """Positions of prompt and trailing text."""
+        """Positions of prompt and trailing text, as far as it has come."""
         return sum(segment.length for segment in self.segments)
 
     @property
     def text_tokens(self) -> int:
         return sum(s.length for s in self.segments if isinstance(s, TextSegment))
+
+    def with_text(self, ids: tuple[int, ...]) -> PromptRow:
+        """The same once more text has come."""
+        *before, last = self.segments
+        assert isinstance(last, TextSegment), f"a text goes on behind text, not behind {last}"
+        return replace(self, segments=(*before, TextSegment(last.ids + ids)), trailing=self.trailing + len(ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +273,8 @@ class ModelSpec:
     """What a request may name; empty: none."""
     guided: bool = False
     """Whether an instruction may take a second backbone sequence (classifier-free guidance)."""
+    open_text: bool = False
+    """Whether a request may be opened before its text is complete: it speaks while the text is being written."""
 
     @property
     def frame_seconds(self) -> float:
@@ -311,7 +325,8 @@ class Row:
     """One request's part of a step; nobody changes it.
 
     start and count are positions in the prompt for PREFILL, frame indices for DECODE (the frame that is fed back),
-    DEPTH (the frame that is made) and CODEC (the frames that become audio); TEXT has 0 and its token count.
+    DEPTH (the frame that is made) and CODEC (the frames that become audio); TEXT has 0 and its token count, or the
+    position and the count of what has come since.
     """
 
     request_id: int
@@ -322,7 +337,9 @@ class Row:
     final: bool = False
     """PREFILL only: the prompt ends here, so code 0 of frame 0 is drawn."""
     admission: Admission | None = None
-    """TEXT only."""
+    """TEXT only: of a request that begins."""
+    text: tuple[int, ...] = ()
+    """TEXT only: what has come of the text of one that has begun."""
 
 
 DOUBLED = frozenset({Stage.PREFILL, Stage.DECODE, Stage.DEPTH})
@@ -381,8 +398,18 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """More text of an open request, as tokens; `done` is the last of it. Ignored where nobody waits for it."""
+
+    request_id: int
+    ids: tuple[int, ...]
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that failed on its way to the scheduler, which counts and answers it."""
+    """A request that failed on its way to the scheduler, which counts and answers it; or one that is open, and whose
+    text cannot go on."""
 
     request_id: int
     epoch: int
@@ -425,7 +452,7 @@ class Playhead:
         check_range("jitter", self.jitter, 0.0, MOST_SECONDS)
 
 
-Event = Submit | Refused | Cancel | Playhead
+Event = Submit | Text | Refused | Cancel | Playhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,11 +480,14 @@ class Chunk:
     codes: Codes
     slack: float
     """Seconds between the predicted arrival of the next chunk and the instant at which the audio delivered so far runs
-    out, if it is played without a pause from its first delivery (or as the playhead says). Infinity on the last."""
+    out, if it is played without a pause from its first delivery (or as the playhead says). Infinity on the last, and
+    where the next one waits for text."""
     final: bool = False
     made_at: float | None = None
     """When the engine handed it over (its clock, CLOCK_MONOTONIC): what it takes from then on to arrive is delivery
     jitter. None: not told."""
+    text_late: bool = False
+    """Its text came too late for it: a silence before it is not the engine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,6 +495,7 @@ class RequestStats:
     """Instants and costs of one request. TTFA = first_chunk_at - submitted_at; RTF = compute_seconds / audio."""
 
     submitted_at: float
+    """Of one that was opened with less: when there was text enough to begin."""
     first_chunk_at: float | None
     finished_at: float
     num_frames: int

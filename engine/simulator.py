@@ -144,6 +144,7 @@ def simulate(
 def _events(script: Sequence[Utterance]) -> Iterable[tuple[float, Event]]:
     for number, said in enumerate(script):
         yield said.at, said.submit(number)
+        yield from said.texts(number)
         if said.cancel_at is not None:
             yield said.cancel_at, Cancel(number)
 
@@ -156,6 +157,6 @@ def _answers(
         listener.over(output, now)
     elif isinstance(output, Chunk):
         arrived_at = now + overhead.deliver
-        listener.hear(len(output.pcm) / sample_rate, arrived_at)
+        listener.hear(len(output.pcm) / sample_rate, arrived_at, output.text_late)
         for at, event in listener.events(arrived_at, sample_rate):
             yield at + overhead.submit, event

@@ -5,7 +5,9 @@ export const CHANNEL = "breezert";
 export const MAX_MESSAGE_BYTES = 16384;
 
 const CLIENT = {
-  "speak": ["id", "text", "speaker?", "instruction?", "seed?", "temperature?"],
+  "speak": ["id", "text", "speaker?", "instruction?", "seed?", "temperature?", "language?", "open?"],
+  "text.append": ["id", "text"],
+  "text.done": ["id"],
   "stop": [],
   "say": ["text"],
   "stats": [
@@ -18,7 +20,10 @@ const CLIENT = {
 };
 
 const SERVER = {
-  "session.created": ["id", "voice", "licence", "sample_rate", "modes", "max_text_chars", "max_queued", "speakers?"],
+  "session.created": [
+    "id", "voice", "licence", "sample_rate", "modes", "max_text_chars", "max_queued", "speakers?", "open_text?",
+    "languages?"
+  ],
   "speech.queued": ["id", "wait_ms"],
   "speech.started": ["id", "ttfa_ms", "heard_ms?"],
   "speech.progress": ["id", "heard_ms", "buffered_ms", "underruns"],
