@@ -183,7 +183,7 @@ def test_a_voice_speaks_as_its_first_speaker_unless_told(loaded: dict[str, Qwen3
         (
             "custom",
             {"reference": True},
-            "knows the modes design, plain, got a request of mode clone; leave out",
+            "reference must be left out: the voice qwen3_tts speaks as itself only",
             "reference",
         ),
         (
