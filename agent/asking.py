@@ -11,7 +11,7 @@ from engine.core import ErrorCode, ModelSpec, Reference, Request, SamplingParams
 
 def unsayable(speak: Speak, max_chars: int) -> Error | None:
     """Why this cannot be said in one utterance of at most so many characters."""
-    if not speak.text.strip():
+    if not (speak.open or speak.text.strip()):
         return Error(code=ErrorCode.BAD_REQUEST, message="there is no text to say", id=speak.id, field="text")
     if len(speak.text) > max_chars:
         message = f"a text has at most {max_chars} characters, this one has {len(speak.text)}: say it in parts"
@@ -30,6 +30,7 @@ def to_request(speak: Speak, manner: Manner, spec: ModelSpec, reference: Referen
         reference,
         epoch,
         language=manner.language or "",
+        open=speak.open,
     )
 
 

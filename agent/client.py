@@ -38,6 +38,8 @@ from agent.protocol import (
     SessionCreated,
     Speak,
     Stop,
+    TextAppend,
+    TextDone,
     decode,
 )
 from agent.utterance import SpeechError, Spoken, Utterance
@@ -183,8 +185,10 @@ class Client:
         language: str | None = None,
         voice: str | None = None,
         cfg_scale: float | None = None,
+        open: bool = False,
     ) -> Utterance:
-        """Has the text spoken, after whatever is queued; what is left out is the voice's own default.
+        """Has the text spoken, after whatever is queued; what is left out is the voice's own default. `open`: it is
+        only the beginning, `append` goes on with it and `finish` ends it, where session.open_text.
 
         Raises LostError, ValueError for what the protocol does not take, and BusyError for more than MESSAGES_A_SECOND.
         """
@@ -203,10 +207,20 @@ class Client:
                 language=language,
                 voice=voice,
                 cfg_scale=cfg_scale,
+                open=open,
             )
         )
         utterance = self._utterances[name] = Utterance(name, text)
         return utterance
+
+    def append(self, utterance: Utterance, text: str) -> None:
+        """More of the text of an utterance that is open. Raises as `speak`."""
+        self._send_counted(TextAppend(id=utterance.id, text=text))
+        utterance.text += text
+
+    def finish(self, utterance: Utterance) -> None:
+        """Its text is complete. Raises as `speak`."""
+        self._send_counted(TextDone(id=utterance.id))
 
     def say(self, text: str) -> None:
         """A turn of the user's that is typed: the server's brain answers it, and events tell what. Raises as `speak`.

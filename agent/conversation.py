@@ -17,6 +17,7 @@ import numpy as np
 
 from agent.brain import BoundedBrain
 from agent.dialogue import Audio, Message, Role, Terms, UserTurn
+from agent.flow import Flow
 from agent.playout import Packet
 from agent.protocol import (
     Error,
@@ -312,7 +313,10 @@ class Conversation:
         self._settle(reply)
 
     async def _speak_text(self, reply: Reply, texts: AsyncGenerator[str]) -> None:
-        """Sentence by sentence, each as soon as it is complete."""
+        """As it is written, where the voice can; else sentence by sentence, each as soon as it is complete."""
+        if self._session.open_text:
+            await self._speak_flow(reply, texts)
+            return
         sentences = Sentences(max_chars=max(48, min(MAX_CHARS, self._session.max_text_chars)))
         trouble: OutsideError | None = None
         try:
@@ -326,10 +330,30 @@ class Conversation:
         if trouble:
             await self._apologise(reply, trouble)
 
-    async def _speak(self, reply: Reply, piece: str) -> None:
-        """Hands the piece to the session as soon as there is room for it."""
+    async def _speak_flow(self, reply: Reply, texts: AsyncGenerator[str]) -> None:
+        flow, trouble, utterance = Flow(self._session.max_text_chars), None, ""
+        try:
+            async for delta in texts:
+                for piece, ends in flow.push(delta):
+                    if self._session.append(utterance, piece):
+                        if piece:
+                            self._session.send(ReplyText(id=utterance, text=piece))
+                    else:  # the first of it, or the voice has ended by itself
+                        utterance = await self._speak(reply, piece, open=True)
+                    if ends:
+                        self._session.finish(utterance)
+                        utterance = ""
+        except OutsideError as error:
+            trouble = error
+        finally:
+            self._session.finish(utterance)
+        if trouble:
+            await self._apologise(reply, trouble)
+
+    async def _speak(self, reply: Reply, piece: str, open: bool = False) -> str:
+        """Hands the piece to the session as soon as there is room for it; returns its utterance, if it has one."""
         if not speakable(piece):
-            return
+            return ""
         if not reply.started:
             reply.started = True
             self._session.send(ReplyStarted(id=reply.id))
@@ -342,11 +366,12 @@ class Conversation:
         spoken = False
         try:
             self._session.send(ReplyText(id=utterance, text=piece))
-            spoken = self._session.speak(Speak(id=utterance, text=piece))
+            spoken = self._session.speak(Speak(id=utterance, text=piece, open=open))
         finally:
             if not spoken:
                 reply.failed = True
                 reply.open.discard(utterance)
+        return utterance if spoken else ""
 
     async def _apologise(self, reply: Reply, error: OutsideError) -> None:
         """Tells the user in words and the client in an event what kind of trouble there was; the log knows the rest."""

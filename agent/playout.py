@@ -59,6 +59,8 @@ class Cue:
     played_samples: int
     missed_samples: int = 0
     """RESUMED: the silence since PAUSED, without what fell into a pause."""
+    for_text: bool = False
+    """PAUSED and RESUMED: its text, which is still being written, was late. That is no underrun."""
 
     @property
     def running(self) -> bool:
@@ -113,6 +115,10 @@ class Speech:
     """Not to be played before, while it stands still."""
     due_at: float | None = None
     """When the next chunk is to be there: as predicted, or later, where the engine has time to serve others first."""
+    awaits_text: bool = False
+    """The next chunk waits for text."""
+    text_late: bool = False
+    """What it goes on with, once it stands still, did."""
 
     @property
     def over(self) -> bool:
@@ -235,9 +241,11 @@ class PlayoutBuffer:
         slack: float,
         final: bool = False,
         made_at: float | None = None,
+        text_late: bool = False,
     ) -> bool:
         """Takes a chunk that arrived at `now` and left the engine at `made_at`, where that is known; its slack is in
-        seconds. False: it is of an older epoch, and dropped."""
+        seconds, infinite where the next one waits for text. `text_late`: it did so itself, for too long. False: it is
+        of an older epoch, and dropped."""
         if made_at is not None:
             self._transit.observe(now - made_at)
         speech = self._find(utterance)
@@ -246,11 +254,12 @@ class PlayoutBuffer:
         if speech.due_at is not None:
             self._lateness.observe(now - speech.due_at)
         if pcm.size and not speech.playing and not speech.suspended and speech.held_since is None:
-            speech.held_since = now
-            if speech.started:
+            speech.held_since, speech.text_late = now, text_late
+            if speech.started and not text_late:
                 self._extra = min(self._max_hold, max(FIRST_EXTRA, 2 * self._extra))
         speech.add(pcm)
         speech.complete |= final
+        speech.awaits_text = slack == math.inf and not final
         self._schedule(speech, now, slack)
         return True
 
@@ -394,7 +403,8 @@ class PlayoutBuffer:
             return False
         else:
             kind = CueKind.RESUMED if speech.started else CueKind.STARTED
-        cues.append(Cue(kind, speech.utterance, at, speech.played, speech.missed))
+        late = kind is CueKind.RESUMED and speech.text_late
+        cues.append(Cue(kind, speech.utterance, at, speech.played, speech.missed, late))
         speech.started = speech.playing = True
         speech.suspended, speech.held_since, speech.missed = False, None, 0
         return True
@@ -407,7 +417,7 @@ class PlayoutBuffer:
             if self._queue and self._queue[0].held_since is not None:
                 self._queue[0].held_since = at  # until here it was not held, it had to wait for its turn
         elif hungry:
-            cues.append(Cue(CueKind.PAUSED, speech.utterance, at, speech.played))
+            cues.append(Cue(CueKind.PAUSED, speech.utterance, at, speech.played, for_text=speech.awaits_text))
             speech.playing = False
 
     def _account(self, num_samples: int, silent: int) -> None:

@@ -36,7 +36,8 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 class Speak(Client, tag="speak", frozen=True):
     """Say `text`, after whatever is already queued. Fields left out are those of the offer's session, or the voice's
-    own defaults. voice: the id of one that was created, or the name of one that the server has, to speak like."""
+    own defaults. voice: the id of one that was created, or the name of one that the server has, to speak like. open: it
+    is only the beginning, and text.append goes on with it, where session.created says open_text."""
 
     id: Id
     text: str
@@ -47,6 +48,21 @@ class Speak(Client, tag="speak", frozen=True):
     language: str | None = None
     voice: str | None = None
     cfg_scale: float | None = None
+    open: bool = False
+
+
+class TextAppend(Client, tag="text.append", frozen=True):
+    """More of the text of an utterance that is open: it is said while it is being written. Pieces may be cut
+    anywhere."""
+
+    id: Id
+    text: str
+
+
+class TextDone(Client, tag="text.done", frozen=True):
+    """The text of that utterance is complete. Where nothing comes for 30 s, it is taken to be."""
+
+    id: Id
 
 
 class VoiceCreate(Client, tag="voice.create", frozen=True):
@@ -111,7 +127,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class SessionCreated(Server, tag="session.created", frozen=True):
     """The first message of a call: what the voice can do. speakers: who can speak, its own first; voices: the names of
-    those that it can speak like. Each is left out where there is none."""
+    those that it can speak like; languages: what a speak may name. Each is left out where there is none. open_text: it
+    can say a text while that is being written."""
 
     id: str
     voice: str
@@ -122,6 +139,8 @@ class SessionCreated(Server, tag="session.created", frozen=True):
     max_queued: int
     speakers: tuple[str, ...] = ()
     voices: tuple[str, ...] = ()
+    open_text: bool = False
+    languages: tuple[str, ...] = ()
 
 
 class VoiceCreated(Server, tag="voice.created", frozen=True):
@@ -235,7 +254,7 @@ class ReplyStarted(Server, tag="reply.started", frozen=True):
 
 
 class ReplyText(Server, tag="reply.text", frozen=True):
-    """The next piece of the answer: what the utterance `id` will say."""
+    """The next piece of the answer: what the utterance `id` will say, or more of it."""
 
     id: str
     text: str
@@ -318,7 +337,7 @@ class Pong(Server, tag="pong", frozen=True):
     t: float | None = None
 
 
-ClientMessage = Speak | VoiceCreate | Stop | Say | Stats | Watch | Demo | Ping
+ClientMessage = Speak | TextAppend | TextDone | VoiceCreate | Stop | Say | Stats | Watch | Demo | Ping
 SpeechMessage = (
     SpeechQueued | SpeechStarted | SpeechProgress | SpeechUnderrun | SpeechPaused | SpeechContinued | SpeechStopped
 )

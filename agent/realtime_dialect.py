@@ -317,9 +317,10 @@ class RealtimeDialect(Watcher):
             return
         first = response.entry is None
         entry = response.entry or self._begin_output(response)
-        entry.pieces[utterance] = Piece(text)
+        before = entry.pieces.get(utterance)
+        entry.pieces[utterance] = Piece(before.text + text if before else text)
         entry.text = entry.spoken
-        delta = text if first else f" {text}"
+        delta = text if first or before else f" {text}"
         self._send(realtime.TranscriptDelta(response_id=response.id, item_id=entry.id, delta=delta))
 
     def _begin_output(self, response: Open) -> Entry:

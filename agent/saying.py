@@ -48,6 +48,13 @@ class Utterance:
     loudness: Loudness | None = None
     """Of all audio that came so far."""
     underruns: int = 0
+    text: str = ""
+    """As far as it has come."""
+    writing: bool = False
+    """More of it is to come."""
+
+    def __post_init__(self) -> None:
+        self.text, self.writing = self.speak.text, self.speak.open
 
     @property
     def id(self) -> str:
@@ -80,12 +87,12 @@ class Utterance:
 
     def take_cue(self, cue: Cue) -> SpeechMessage | None:
         """Something happened inside a packet: what is to be told of it, if anything."""
-        self.paused = cue.kind is CueKind.PAUSED
+        self.paused = cue.kind is CueKind.PAUSED and not cue.for_text
         heard_ms = self._ms(cue.played_samples)
         match cue.kind:
             case CueKind.STARTED:
                 return SpeechStarted(id=self.id, ttfa_ms=1000 * self.ttfa)
-            case CueKind.RESUMED:
+            case CueKind.RESUMED if not cue.for_text:
                 self.underruns += 1
                 missed_ms = self._ms(cue.missed_samples)
                 return SpeechUnderrun(id=self.id, heard_ms=heard_ms, missed_ms=missed_ms, underruns=self.underruns)
@@ -117,7 +124,7 @@ class Utterance:
 
     def _heard_text(self, samples: int) -> str:
         """Of its text, what these samples of it say; all of it, once it was said to its end."""
-        text, whole = self.speak.text, self.reason == FinishReason.END
+        text, whole = self.text, self.reason == FinishReason.END and not self.writing
         if whole and samples == self.played_samples:
             return text
         if self.loudness is None:

@@ -41,6 +41,8 @@ from agent.protocol import (
     SpeechUnderrun,
     Stats,
     Stop,
+    TextAppend,
+    TextDone,
     VoiceCreate,
     Watch,
     decode,
@@ -140,6 +142,8 @@ class Engine(Protocol):
     @property
     def spec(self) -> ModelSpec: ...
     def submit(self, request: Request, deliver: Callable[[Output], None]) -> int: ...
+    def append_text(self, request_id: int, text: str) -> None: ...
+    def end_text(self, request_id: int, text: str = "") -> None: ...
     def cancel(self, request_id: int) -> None: ...
     def playhead(self, event: Playhead) -> None: ...
     def snapshot(self) -> Mapping[str, float]: ...
@@ -242,6 +246,8 @@ class Session:
             max_queued=self._max_queued,
             speakers=spec.speakers,
             voices=self._voices.names if self._voices is not None else (),
+            open_text=spec.open_text,
+            languages=spec.languages,
         )
         self.send(created)
         if self.demo is not None:
@@ -282,6 +288,10 @@ class Session:
         match message:
             case Speak():
                 self.speak(message)
+            case TextAppend():
+                self._append(message)
+            case TextDone():
+                self._finish(message)
             case VoiceCreate():
                 self._create_voice(message)
             case Stop():
@@ -367,7 +377,7 @@ class Session:
             speak,
             request,
             self._rate,
-            self._engine.spec.normalise,
+            "" if speak.open else self._engine.spec.normalise,
             self._clock.now(),
             bool(self._live),
             self._event,
@@ -375,6 +385,63 @@ class Session:
         self._idle.clear()
         self._buffer.enqueue(speak.id)
         self._submit_waiting()
+        return True
+
+    @property
+    def open_text(self) -> bool:
+        """Whether the voice can say a text while that is being written."""
+        return self._engine.spec.open_text
+
+    def append(self, utterance_id: str, text: str) -> bool:
+        """More of the text of an utterance that is open; false where it is not, or would be too long, or where the
+        voice has ended it by itself."""
+        utterance, most = self._live.get(utterance_id), self._engine.spec.max_text_chars
+        if utterance is None or not utterance.writing or len(utterance.text) + len(text) > most:
+            return False
+        utterance.text += text
+        return self._write(utterance, text)
+
+    def finish(self, utterance_id: str) -> None:
+        """The text of an utterance is complete. Nothing happens if it is over, or was."""
+        utterance = self._live.get(utterance_id)
+        if utterance is not None and utterance.writing:
+            utterance.writing = False
+            self._write(utterance, "")
+
+    def _append(self, message: TextAppend) -> None:
+        if self.append(message.id, message.text):
+            return
+        utterance, most = self._live.get(message.id), self._engine.spec.max_text_chars
+        if utterance is not None and utterance.writing:
+            self._refuse_text(message, ErrorCode.TOO_LONG, f"would have more than {most} characters with this", "text")
+        else:
+            self._refuse_text(message, ErrorCode.BAD_REQUEST, "takes no more text: it is over, or not open", "id")
+
+    def _finish(self, message: TextDone) -> None:
+        if (utterance := self._live.get(message.id)) is None or not utterance.writing:
+            self._refuse_text(message, ErrorCode.BAD_REQUEST, "takes no more text: it is over, or not open", "id")
+        else:
+            self.finish(message.id)
+
+    def _refuse_text(self, message: TextAppend | TextDone, code: ErrorCode, why: str, field: str) -> None:
+        """Without `id`: an utterance of that id goes on."""
+        self.report(Error(code=code, message=f"{message.id} {why}", field=field))
+
+    def _write(self, utterance: Utterance, text: str) -> bool:
+        """Hands on what has come of its text; or keeps it, for an utterance that waits here. False where the engine
+        has ended it."""
+        if utterance.request_id is None:
+            utterance.request = replace(utterance.request, text=utterance.text)
+            return True
+        try:
+            if utterance.writing:
+                self._engine.append_text(utterance.request_id, text)
+            else:
+                self._engine.end_text(utterance.request_id)
+        except RequestError as error:
+            log.debug("%s has just ended: %s", utterance.id, error)
+            utterance.text, utterance.writing = utterance.text.removesuffix(text), False
+            return False
         return True
 
     def pause(self, noticed_at: float | None = None) -> None:
@@ -461,6 +528,9 @@ class Session:
             return Error(code=ErrorCode.CLOSED, message=self._refusing, id=speak.id)
         if speak.id in self._live:
             return Error(code=ErrorCode.BAD_REQUEST, message=f"{speak.id} is being said already", field="id")
+        if speak.open and not self.open_text:
+            message = f"the voice {self._engine.spec.name} reads whole texts only: leave out open"
+            return Error(code=ErrorCode.BAD_REQUEST, message=message, id=speak.id, field="open")
         if (problem := unsayable(speak, self.max_text_chars)) is not None:
             return problem
         if len(self._live) >= self._max_queued:
@@ -479,6 +549,8 @@ class Session:
                 room -= 1
                 utterance.request = replace(utterance.request, follows=follows)
                 utterance.request_id = self._engine.submit(utterance.request, partial(self._deliver, utterance))
+                if utterance.request.open and not utterance.writing:
+                    self._write(utterance, "")
             if utterance.reason != FAILED:
                 follows = utterance.request_id
 
@@ -521,7 +593,9 @@ class Session:
             self._metrics.ttfa.observe(utterance.ttfa)
         if self._sight is not None:
             self._sight.take_chunk(utterance, chunk, now)
-        self._buffer.push(utterance.id, chunk.epoch, chunk.pcm, now, chunk.slack, chunk.final, chunk.made_at)
+        self._buffer.push(
+            utterance.id, chunk.epoch, chunk.pcm, now, chunk.slack, chunk.final, chunk.made_at, chunk.text_late
+        )
 
     def _playhead(self, utterance: Utterance, played_samples: int, at: float, running: bool) -> None:
         """Where the playback clock stands: that of the packets, the instants at which they are taken from the buffer.

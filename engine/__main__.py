@@ -115,11 +115,11 @@ def simulate(args: argparse.Namespace) -> int:
 
 def check_simulate_options(args: argparse.Namespace) -> None:
     """Raises ValueError for options that contradict each other."""
-    given = {name for name in ("load", "trace", "requests", "burst") if getattr(args, name) is not None}
+    given = {name for name in ("load", "trace", "requests", "burst", "text_rate") if getattr(args, name) is not None}
     if args.sweep and given & {"load", "trace"}:
         raise ValueError("--sweep tries all loads: leave out --load and --trace")
     if args.trace and len(given) > 1:
-        raise ValueError("--trace says who comes when: leave out --load, --requests and --burst")
+        raise ValueError("--trace says who comes when: leave out --load, --requests, --burst and --text-rate")
     if args.explain and (args.sweep or len(args.policy or ()) != 1 or (args.seeds or 1) > 1):
         raise ValueError("--explain tells about one run: give one --policy, and neither --seeds nor --sweep")
     if args.explain and args.json == "-":
@@ -140,6 +140,7 @@ def defined(args: argparse.Namespace) -> dict[str, bool]:
         "--stalls": not args.stalls,
         "--barge-ins": not args.barge_ins,
         "--drift": not args.drift,
+        "--text-rate": args.text_rate is None,
     }
 
 
@@ -159,7 +160,7 @@ def base_race(args: argparse.Namespace, profile: Profile) -> Race:
         raise ValueError(f"profile {profile.name!r} holds no load: give --load, or have --sweep --store find one")
     requests, burst = args.requests or REQUESTS, args.burst or 1
     race = Race(load=load, seed=args.seed, requests=requests, burst=burst, moods=moods)
-    return replace(race, tokens_per_char=profile.tokens_per_char)
+    return replace(race, tokens_per_char=profile.tokens_per_char, text_rate=args.text_rate)
 
 
 def calibrate(args: argparse.Namespace) -> int:
@@ -200,6 +201,7 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
     add("--stalls", type=share, default=0.0, metavar="SHARE", help="of the listeners' playback that stalls once")
     add("--barge-ins", type=share, default=0.0, metavar="SHARE", help="of the listeners who interrupt")
     add("--drift", type=ppm, default=0.0, metavar="PPM", help="listeners' clocks are off by at most this")
+    add("--text-rate", type=positive_number, metavar="X", help="words a second in which the texts are still written")
     add("--sweep", action="store_true", help="find each policy's capacity, and the load of the comparison")
     add("--store", action="store_true", help="with --sweep: keep that load in the profile's file")
     add("--json", metavar="FILE", help="write all figures there; - is standard output")

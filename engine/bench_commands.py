@@ -44,10 +44,10 @@ def bench(args: argparse.Namespace) -> int:
 
 def gaps(args: argparse.Namespace) -> int:
     from engine import bench_gaps
-    from engine.traffic import read_trace, write_trace
+    from engine.traffic import read_trace, write_trace, written
 
-    if args.trace and {args.load, args.requests} != {None}:
-        raise ValueError("--trace says who comes when: leave out --load and --requests")
+    if args.trace and {args.load, args.requests, args.text_rate} != {None}:
+        raise ValueError("--trace says who comes when: leave out --load, --requests and --text-rate")
     if args.save_trace and len(args.policy) > 1:
         raise ValueError("--save-trace keeps the callers as one policy's run had them: give one --policy")
     trace = read_trace(args.trace) if args.trace else None
@@ -59,12 +59,13 @@ def gaps(args: argparse.Namespace) -> int:
             profile = gaps_profile(args.profile, runtime)
             load = None if trace else args.load or bench_gaps.rated_load(profile)
             callers = trace or bench_gaps.script(args.requests or GAPS_REQUESTS, load or 1.0, args.seed, runtime.spec)
+            callers = written(callers, args.text_rate)
             done.append(bench_gaps.compare(runtime, callers, policy, profile, args.seed, console))
         console.print(bench_gaps.table(done[-1]))
     if args.save_trace:
         write_trace(args.save_trace, done[0].trace)
     if args.json:
-        asked = {"load": load, "seed": args.seed}
+        asked = {"load": load, "seed": args.seed, "text_rate": args.text_rate}
         write_json(args.json, {**describe(runtime.device, args.argv), **asked, **bench_gaps.to_json(done)})
     return 0
 
@@ -172,6 +173,8 @@ def add_gaps_options(parser: argparse.ArgumentParser) -> None:
         help="streams at once on average (default: the profile's rated load)",
     )
     add("--seed", type=seed, default=0, metavar="N", help="of the callers (default: %(default)s)")
+    rate = "words a second in which the texts are still written, for a voice that reads open texts"
+    add("--text-rate", type=positive_number, metavar="X", help=rate)
     names = ", ".join(POLICIES)
     add(
         "--policy",

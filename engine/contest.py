@@ -20,7 +20,7 @@ from engine.policies import PREDICTOR
 from engine.policy import Explain
 from engine.profile import Profile
 from engine.simulator import LIMITS, Simulation, simulate
-from engine.traffic import SPEC, Moods, Utterance, moody, poisson
+from engine.traffic import SPEC, Moods, Utterance, moody, poisson, written
 
 SPEEDS = (0.8, 1.25)
 
@@ -38,6 +38,8 @@ class Race:
     moods: Moods = field(default_factory=Moods)
     trace: tuple[Utterance, ...] = ()
     tokens_per_char: float = 1.0
+    text_rate: float | None = None
+    """Words a second in which the callers' texts are written; None: they are there, or as the trace has it."""
 
     @property
     def script(self) -> Sequence[Utterance]:
@@ -47,7 +49,7 @@ class Race:
         if self.load is None:
             raise ValueError("expected a load or a trace, got neither: give one of them")
         callers = poisson(self.requests, self.load, self.seed, burst=self.burst, tokens_per_char=self.tokens_per_char)
-        return moody(callers, self.moods, self.seed)
+        return moody(written(callers, self.text_rate), self.moods, self.seed)
 
 
 @dataclass(frozen=True, slots=True)

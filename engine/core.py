@@ -6,7 +6,7 @@ It knows neither torch nor time: instants come from a Clock, tensors stay inside
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 
@@ -156,11 +156,14 @@ class Request:
     follows: int | None = None
     language: str = ""
     """Of the text, out of ModelSpec.languages; empty: the voice tells by itself."""
+    open: bool = False
+    """More text is to come: `text` is its beginning, which may be empty. Where ModelSpec.open_text."""
 
     def __post_init__(self) -> None:
         for name in ("text", "speaker", "instruction", "language"):
             check(isinstance(getattr(self, name), str), name, "text", getattr(self, name))
         check(isinstance(self.sampling, SamplingParams), "sampling", "SamplingParams", self.sampling)
+        check(isinstance(self.open, bool), "open", "true or false", self.open)
         recorded = self.reference is None or isinstance(self.reference, Reference)
         check(recorded, "reference", "a Reference or None", self.reference)
         check_id("epoch", self.epoch)
@@ -223,7 +226,10 @@ class PromptRow:
     overlays: tuple[Overlay, ...] = ()
     trailing: int = 0
     """So many of the last tokens are not of the prompt: of a model whose text goes on while it speaks, one is added to
-    each frame that is fed back, and the last of them to all further frames."""
+    each frame that is fed back, and the last of them to all further frames. Below zero: so many of the prompt are still
+    to come."""
+    open: bool = False
+    """More text is to come, behind the last segment."""
     prefix: Prefix | None = None
 
     @property
@@ -232,7 +238,7 @@ class PromptRow:
 
     @property
     def text_end(self) -> int:
-        """Positions of prompt and trailing text."""
+        """Positions of prompt and trailing text, as far as it has come."""
         return sum(segment.length for segment in self.segments)
 
     @property
@@ -246,6 +252,12 @@ class PromptRow:
             if start + segment.length > position:
                 yield start, segment
             start += segment.length
+
+    def with_text(self, ids: tuple[int, ...]) -> PromptRow:
+        """The same once more text has come."""
+        *before, last = self.segments
+        assert isinstance(last, TextSegment), f"a text goes on behind text, not behind {last}"
+        return replace(self, segments=(*before, TextSegment(last.ids + ids)), trailing=self.trailing + len(ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +303,8 @@ class ModelSpec:
     """Whether an instruction may take a second backbone sequence (classifier-free guidance)."""
     encodes: bool = False
     """Whether a recording can be turned into codes: its codec's encoder is there."""
+    open_text: bool = False
+    """Whether a request may be opened before its text is complete: it speaks while the text is being written."""
 
     @property
     def frame_seconds(self) -> float:
@@ -344,7 +358,7 @@ class Row:
 
     start and count are positions in the prompt for PREFILL, frame indices for DECODE (the frame that is fed back),
     DEPTH (the frame that is made), CODEC (the frames that become audio) and ENCODE (of the recording); TEXT has 0 and
-    its token count.
+    its token count, or the position and the count of what has come since.
     """
 
     request_id: int
@@ -356,7 +370,9 @@ class Row:
     final: bool = False
     """PREFILL: the prompt ends here, so code 0 of frame 0 is drawn. ENCODE: the recording ends here."""
     admission: Admission | None = None
-    """TEXT only."""
+    """TEXT only: of a request that begins."""
+    text: tuple[int, ...] = ()
+    """TEXT only: what has come of the text of one that has begun."""
     samples: Samples | None = field(default=None, compare=False, repr=False)
     """ENCODE only: those of the frames."""
 
@@ -435,8 +451,18 @@ class Encode:
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """More text of an open request, as tokens; `done` is the last of it. Ignored where nobody waits for it."""
+
+    request_id: int
+    ids: tuple[int, ...]
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that failed on its way to the scheduler, which counts and answers it."""
+    """A request that failed on its way to the scheduler, which counts and answers it; or one that is open, and whose
+    text cannot go on."""
 
     request_id: int
     epoch: int
@@ -479,7 +505,7 @@ class Playhead:
         check_range("jitter", self.jitter, 0.0, MOST_SECONDS)
 
 
-Event = Submit | Encode | Refused | Cancel | Playhead
+Event = Submit | Text | Encode | Refused | Cancel | Playhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,11 +533,14 @@ class Chunk:
     codes: Codes
     slack: float
     """Seconds between the predicted arrival of the next chunk and the instant at which the audio delivered so far runs
-    out, if it is played without a pause from its first delivery (or as the playhead says). Infinity on the last."""
+    out, if it is played without a pause from its first delivery (or as the playhead says). Infinity on the last, and
+    where the next one waits for text."""
     final: bool = False
     made_at: float | None = None
     """When the engine handed it over (its clock, CLOCK_MONOTONIC): what it takes from then on to arrive is delivery
     jitter. None: not told."""
+    text_late: bool = False
+    """Its text came too late for it: a silence before it is not the engine's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -528,6 +557,7 @@ class RequestStats:
     """Instants and costs of one request. TTFA = first_chunk_at - submitted_at; RTF = compute_seconds / audio."""
 
     submitted_at: float
+    """Of one that was opened with less: when there was text enough to begin."""
     first_chunk_at: float | None
     finished_at: float
     num_frames: int

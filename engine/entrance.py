@@ -99,7 +99,21 @@ class Entrance:
             return []
         if wait > self._limits.max_wait:
             return self._turn_away(stream, "all voices are busy", wait, now)
-        return [Queued(stream.request_id, stream.submit.epoch, wait)]
+        return [] if stream.opens and not wait else self.queued(stream)
+
+    def queued(self, stream: Stream) -> list[Output]:
+        """What one that was accepted is told, unless it has begun, or continues a reply."""
+        if stream.request_id not in self._queue or stream.in_reply:
+            return []
+        return [Queued(stream.request_id, stream.submit.epoch, self._until_room())]
+
+    def begin(self, stream: Stream, now: float) -> None:
+        """There is text enough for it, which counts as its arrival; where what went before it was heard meanwhile, it
+        is a new caller, who was not kept waiting by anybody here."""
+        stream.submitted_at = stream.served_at = now
+        stream.ready_at = max(stream.ready_at, now)
+        if stream.continues and stream.playback.deadline(now) <= now:
+            stream.continues = False
 
     def _turn_away(self, stream: Stream, reason: str, wait: float, now: float) -> list[Output]:
         """Refuse one that waits; what would have continued it is told anew."""
@@ -298,6 +312,8 @@ def early(stream: Stream, max_lead: float) -> str:
     if stream.after is not None:
         return f"after {stream.after.request_id}"
     due_at = stream.due_at(max_lead)
+    if stream.opens or stream.lacks_text or (due_at == inf and stream.silent):
+        return "its text is late"
     until = f"until {due_at:.4f}" if due_at < inf else "while he stands still"
     return f"{max_lead:g} s ahead of its listener {until}"
 

@@ -49,8 +49,9 @@ class Place:
     slot: int
     start: int
     segment: TextSegment
-    admission: Admission
-    pages: tuple[int, ...]
+    admission: Admission | None
+    """None: the slot has begun, and this is more of its text."""
+    pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +160,20 @@ class Executor:
     def _text(self, rows: tuple[Row, ...]) -> StepResult:
         places: list[Place] = []
         for row in rows:
-            assert row.admission is not None, f"a text row carries its admission, got {row}"
-            places += self._admit(row, row.admission)
+            places += [self._go_on(row)] if row.admission is None else self._admit(row, row.admission)
         for pack in packed(places, lambda place: place.segment.length, self._packs):
             self._encode(pack)
         for row in rows:
-            self._embed_references(row)
+            if row.admission is not None:
+                self._embed_references(row, row.admission)
         return StepResult()
+
+    def _go_on(self, row: Row) -> Place:
+        """The place of what has come of the text of one that has begun."""
+        (slot,) = row.slots
+        assert row.text and row.start == self._text_ends[slot], f"text goes on where it ended, got {row}"
+        self._text_ends[slot] += len(row.text)
+        return Place(slot, row.start, TextSegment(row.text), None)
 
     def _admit(self, row: Row, admission: Admission) -> Iterator[Place]:
         """The places of the row's text, slot by slot."""
@@ -177,25 +185,26 @@ class Executor:
                     yield Place(slot, start, segment, admission, pages)
 
     def _encode(self, pack: Pack[Place]) -> None:
-        """Encodes segments into their slots' prompts and gives the slots their pages and settings."""
-        slots, starts, lengths, ids, pages, floats, ints = blank(self.stages.fields(pack.shape))
+        """Encodes segments into their slots' prompts and gives those that begin their pages and settings."""
+        slots, starts, lengths, ids, begun, pages, floats, ints = blank(self.stages.fields(pack.shape))
         quiet, zeros = settings(GREEDY)
         floats[:], ints[:] = bits(quiet), zeros
         for row, place in enumerate(pack.segments):
             slots[row], starts[row], lengths[row] = place.slot, place.start, place.segment.length
-            pages[row, : len(place.pages)] = place.pages
+            if place.admission is None:
+                continue
+            begun[row], pages[row, : len(place.pages)] = place.slot, place.pages
             own = settings(place.admission.sampling, place.admission.prompt.cfg_scale)
             floats[row], ints[row] = bits(own[0]), own[1]
         ids[: pack.tokens] = np.concatenate([place.segment.ids for place in pack.segments])
-        self._launch(pack.shape, [slots, starts, lengths, ids, pages, floats, ints])
+        self._launch(pack.shape, [slots, starts, lengths, ids, begun, pages, floats, ints])
 
-    def _embed_references(self, row: Row) -> None:
+    def _embed_references(self, row: Row, admission: Admission) -> None:
         """Reference frames and, as a frame of zeros, audio-EOS; or what lies over text: a gather each, which needs no
         graph."""
-        assert row.admission is not None
         end = (0,) * self.model.spec.num_codebooks
-        for slot, prompt in zip(row.slots, row.admission.prompt.rows, strict=True):
-            for start, segment in prompt.behind(row.admission.shared):
+        for slot, prompt in zip(row.slots, admission.prompt.rows, strict=True):
+            for start, segment in prompt.behind(admission.shared):
                 if isinstance(segment, ReferenceSegment):
                     codes = torch.tensor([*segment.frames, end], device=self.device)
                     self.stages.prompts[slot, start : start + segment.length] = self.model.embed_frames(codes)

@@ -30,6 +30,7 @@ from engine.fused_codec import CodecStep, CodecWeights
 from engine.kv_cache import PagedKV
 from engine.models import Functions
 from engine.models.breeze_tts_2 import Breeze
+from engine.models.qwen3_tts import Qwen3TTS
 from engine.sampling import SamplingRows
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ def depth(model: Breeze, plain: Functions, launch: Launch) -> Functions:
     return replace(plain, frame=frame)
 
 
-def codec(model: Breeze, plain: Functions, launch: Launch) -> Functions:
+def codec(model: Breeze | Qwen3TTS, plain: Functions, launch: Launch) -> Functions:
     weights = CodecWeights.of(model.codec, model.spec.max_positions)
 
     @cache

@@ -46,7 +46,7 @@ class Judge:
         for candidate in candidates:
             stream, left = candidate.stream, -inf
             sent = stream.sent
-            if sent or stream.continues:
+            if (sent or stream.continues) and not stream.silent:
                 playback = stream.playback
                 clock = playback.clock
                 if clock.still is None and clock.origin is not None:  # Playback.left
@@ -54,16 +54,21 @@ class Judge:
                 else:
                     left = playback.left(now) - margin
             pending = stream.made - sent
-            candidate.stage, candidate.count, candidate.optional = stream.stage, 1, False
+            stage = stream.stage
+            candidate.stage, candidate.count, candidate.optional = stage, 1, False
+            if stage is TEXT:
+                candidate.count = stream.to_read
             if not pending:
                 candidate.slack = left - least
                 if stream.prefilled < stream.prompt_length:
                     self._open(candidate)
                 elif isinstance(stream, Encoding):
                     candidate.count = min(stream.missing, self._piece)
+                elif stage is TEXT:
+                    candidate.slack -= self._predictor.cost(TEXT, 1, candidate.count)
                 continue
             size = fitting(pending, most)
-            if stream.reason is None:
+            if stream.reason is None and not stream.lacks_text:
                 ready, larger = steps(pending, goal(stream.chunks, most, first))
                 if larger and (not in_part or (larger - pending) * frame + codec[larger] <= left):  # chunking.seconds
                     candidate.optional, candidate.slack = True, left - codec[size]  # they could be sent instead
@@ -112,6 +117,11 @@ class Judge:
 
     def _prefill_cost(self, count: int, guided: bool) -> float:
         return self._predictor.cost(PREFILL, num_sequences(PREFILL, 1, guided), count)
+
+    def too_late(self, stream: Stream, now: float) -> bool:
+        """Whether not even one frame can be there before its listener runs dry."""
+        text = self._predictor.cost(TEXT, 1, max(1, stream.to_read))
+        return stream.playback.left(now) < text + self.pace.frame + self.pace.codec[1] + self.pace.margin
 
     def slack(self, stream: Stream, now: float) -> float:
         """Chunk.slack of the chunk just delivered. A stream that is held goes on when only max_lead is left."""

@@ -29,13 +29,22 @@ class Listener:
     """When the first sample is played."""
     runs_out_at: float = 0.0
     underruns: int = 0
+    text_waits: int = 0
+    """Silences because its text, which was still being written, was late."""
+    text_at: float | None = None
+    """When there was enough to begin with, where that was not as scripted."""
     extra_buffer: float = 0.0
     """The delay of the first sample that would have avoided every gap, in seconds."""
     end: End | None = None
 
     @property
     def ttfa(self) -> float | None:
-        return self.arrivals[0][0] - self.said.at if self.arrivals else None
+        return self.arrivals[0][0] - self.begins_at if self.arrivals else None
+
+    @property
+    def begins_at(self) -> float:
+        """When there was text enough to begin with."""
+        return self.said.begins_at if self.text_at is None else self.text_at
 
     @property
     def unheard(self) -> float:
@@ -45,12 +54,17 @@ class Listener:
             heard = min(heard, max(0.0, self._position(self.said.cancel_at)))
         return max(0.0, self.audio - heard)
 
-    def hear(self, seconds: float, now: float) -> None:
-        """A chunk arrives. It is late if it comes after all before it was played, by the listener's own clock."""
+    def hear(self, seconds: float, now: float, text_late: bool = False) -> None:
+        """A chunk arrives. It is late if it comes after all before it was played, by the listener's own clock; if its
+        text was, its time begins anew."""
         if not self.arrivals:
             self.plays_at = self.runs_out_at = self._begins(now)
-        self.extra_buffer = max(self.extra_buffer, lateness(now, self.plays_at, self._wall(0.0, self.audio)))
-        self.underruns += now > self.runs_out_at
+        if text_late and now > self.runs_out_at:
+            self.text_waits += 1
+            self.plays_at, self.runs_out_at = now - self._wall(0.0, self.audio), now
+        else:
+            self.extra_buffer = max(self.extra_buffer, lateness(now, self.plays_at, self._wall(0.0, self.audio)))
+            self.underruns += now > self.runs_out_at
         self.arrivals.append((now, seconds))
         self.runs_out_at = max(self.runs_out_at, now) + self._wall(self.audio, seconds)
         self.audio += seconds
@@ -59,7 +73,7 @@ class Listener:
         """When its first sample is due: at the end of what went before, if that was still heard when it was asked for;
         else as soon as there is one."""
         ends_at = self.before.runs_out_at if self.before else -inf
-        return ends_at if ends_at >= self.said.at else now
+        return ends_at if ends_at >= self.begins_at else now
 
     def _wall(self, position: float, seconds: float) -> float:
         """Seconds that it takes to play `seconds` of audio from `position` on."""

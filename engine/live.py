@@ -6,26 +6,34 @@ was real and what was simulated is told alike; only the engine hears of instants
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Protocol
 
+from engine.checks import RequestError
 from engine.clock import Clock, MonotonicClock
 from engine.core import Cancel, Chunk, End, Event, Failed, FinishReason, ModelSpec, Output, Playhead, Request
 from engine.listener import Listener, listeners
 from engine.metrics import Count
+from engine.open_text import BEGIN
 from engine.simulator import Simulation
 from engine.traffic import Utterance
+
+log = logging.getLogger(__name__)
 
 SOON = 0.1
 """Seconds between the start of a run and the script's instant 0."""
 SETTLING = 2.0
 """Seconds within which an engine that has nothing to do says so."""
 POLL = 0.02
+WORD = re.compile(r"\s*\S+")
 
 
 class Engine(Protocol):
@@ -35,6 +43,10 @@ class Engine(Protocol):
     def spec(self) -> ModelSpec: ...
 
     def submit(self, request: Request, deliver: Callable[[Output], None]) -> int: ...
+
+    def append_text(self, request_id: int, text: str) -> None: ...
+
+    def end_text(self, request_id: int, text: str = "") -> None: ...
 
     def cancel(self, request_id: int) -> None: ...
 
@@ -141,7 +153,8 @@ class Live:
         frames = max(1, end.stats.num_frames)
         if end.reason is FinishReason.CANCELLED:
             frames = max(frames, said.frames)
-        return replace(listener.said, frames=frames, text_tokens=end.stats.text_tokens)
+        tokens = end.stats.text_tokens if said.text_rate is None else listener.said.text_tokens
+        return replace(listener.said, frames=frames, text_tokens=tokens)
 
     @property
     def started_at(self) -> float:
@@ -163,9 +176,28 @@ class Live:
         if cancel_at is not None:
             cancel_at = max(cancel_at, now)
         listener.said = replace(listener.said, at=now, cancel_at=cancel_at)
+        words = WORD.findall(request.text) if listener.said.text_rate is not None else []
+        if words:
+            listener.said = replace(listener.said, text_tokens=len(words))
+            request = replace(request, text="", open=True)
         self._ids[number] = self._engine.submit(request, partial(self._deliver, listener))
+        for place, word in enumerate(words):
+            at = self._start + now + place / (listener.said.text_rate or inf)
+            self._agenda.add(at, partial(self._write, number, word, len(words), place))
         if cancel_at is not None:
             self._agenda.add(self._start + cancel_at, partial(self._hang_up, number))
+
+    def _write(self, number: int, word: str, words: int, place: int) -> None:
+        """The next word of a text. TTFA counts from the one that makes enough certain to begin with."""
+        listener, last = self.listeners[number], place == words - 1
+        if place == min(BEGIN, words - 1):
+            listener.text_at = self._now()
+        if listener.end is not None:
+            return  # it has ended before its text
+        try:
+            (self._engine.end_text if last else self._engine.append_text)(self._ids[number], word)
+        except RequestError as error:
+            log.debug("it ended just now: %s", error)
 
     def _hang_up(self, number: int) -> None:
         listener = self.listeners[number]
@@ -189,7 +221,7 @@ class Live:
     def _hear(self, listener: Listener, chunk: Chunk) -> None:
         now, rate = self._now(), self._engine.spec.sample_rate
         listener.request_id = chunk.request_id
-        listener.hear(len(chunk.pcm) / rate, now)
+        listener.hear(len(chunk.pcm) / rate, now, chunk.text_late)
         for at, event in listener.events(now, rate):
             if at <= now:
                 self._tell(event)

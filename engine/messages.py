@@ -119,6 +119,15 @@ class Numbered:
         return request
 
 
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """More of the text of an open request; `done`: with it the text is complete."""
+
+    request_id: int
+    text: str
+    done: bool = False
+
+
 def packed(request: Request) -> bytes:
     """For Numbered. Raises RequestError, which names the field that is no plain data."""
     try:
@@ -150,5 +159,5 @@ class Close:
     """The end: nothing more will be asked."""
 
 
-ToWorker = Numbered | Encode | Cancel | Playhead | SetPolicy | Close
+ToWorker = Numbered | TextPiece | Encode | Cancel | Playhead | SetPolicy | Close
 FromWorker = Ready | StartFailed | Snapshot | Recorded | Output

@@ -38,7 +38,10 @@ class Count(StrEnum):
     PREFIX_MISSES = "prefix_misses_total"
     DEADLINE_MISSES = "deadline_misses_total"
     """Deadline miss: a chunk handed over after its deadline, the instant at which all that was delivered of its reply
-    before it had been played, as far as the engine knew the listener's clock."""
+    before it had been played, as far as the engine knew the listener's clock. Where text came too late for it, there is
+    no deadline."""
+    TEXT_WAITS = "text_waits_total"
+    """Silences of listeners who ran dry because the text of their utterance, which is still being written, was late."""
 
 
 class Measure(StrEnum):

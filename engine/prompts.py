@@ -63,7 +63,14 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
 
 
 def check_mode(request: Request, spec: ModelSpec) -> None:
-    """Raises RequestError for a mode, or a language, that the voice does not know."""
+    """Raises RequestError for a mode, or a language, that the voice does not know, and for a text that it cannot read
+    while it is being written."""
+    if request.open and not spec.open_text:
+        raise RequestError(
+            f"voice {spec.name} reads whole texts only, got a request whose text is open; send its text sentence by "
+            "sentence",
+            "open",
+        )
     if request.reference is not None:
         check_cloning(spec)
     if request.mode not in spec.modes:
@@ -91,6 +98,13 @@ def _advice(request: Request, spec: ModelSpec) -> str:
 
 def check_text(what: str, text: str, spec: ModelSpec, reader: Reader, marks: Sequence[str], use: str) -> None:
     """Raises RequestError for text that cannot be read, or that holds one of the `marks`, of which each `use`."""
+    check_readable(what, text, spec, reader, marks, use)
+    if not text.strip() or not reader.ids(text):
+        raise RequestError(f"{what} must hold something to say, got {text!r}; send words", what)
+
+
+def check_readable(what: str, text: str, spec: ModelSpec, reader: Reader, marks: Sequence[str], use: str) -> None:
+    """The same for text that need not say anything."""
     limit = spec.max_text_chars
     if len(text) > limit:
         raise RequestError(f"{what} must have at most {limit} characters, got {len(text)}; send it in parts", what)
@@ -99,8 +113,6 @@ def check_text(what: str, text: str, spec: ModelSpec, reader: Reader, marks: Seq
             raise RequestError(f"{what} must not hold {mark}, which {use} in the prompt; take it out", what)
     if unknown := ", ".join(map(repr, reader.unreadable(text))):
         raise RequestError(f"{what} must be text that the voice can read, got {unknown}; take that out", what)
-    if not text.strip() or not reader.ids(text):
-        raise RequestError(f"{what} must hold something to say, got {text!r}; send words", what)
 
 
 def check_frames(reference: Reference, books: int, size: int) -> None:

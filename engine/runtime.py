@@ -41,6 +41,7 @@ from engine.messages import (
     Snapshot,
     StartFailed,
     StartUp,
+    TextPiece,
     packed,
 )
 from engine.playback import AHEAD
@@ -65,12 +66,14 @@ BACKOFF_SECONDS = 0.5
 """Between the second death in a row and the next start; twice as long after each further one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenRequest:
     """A request without its last word."""
 
     deliver: Deliver
     epoch: int
+    chars_left: int | None = None
+    """That its text may still grow by; None: it is complete."""
 
 
 class Runtime:
@@ -128,7 +131,8 @@ class Runtime:
             numbered = Numbered(request_id, int(request.epoch), packed(request), submitted_at)
         except RequestError as error:
             return ErrorCode.BAD_REQUEST, str(error), None
-        return self._send(numbered, OpenRequest(deliver, request.epoch))
+        left = self.spec.max_text_chars - len(request.text) if request.open else None
+        return self._send(numbered, OpenRequest(deliver, request.epoch, left))
 
     def _send(self, message: Numbered | Encode, request: OpenRequest) -> Refusal | None:
         """Unless no request is taken now."""
@@ -151,6 +155,36 @@ class Runtime:
         """The voice in a file's bytes, in which `text` is said; the same file is known again. Blocks, until it is given
         up. Raises what engine.cloning says."""
         return self._cloning.reference(data, text, attempt)
+
+    def append_text(self, request_id: int, text: str) -> None:
+        """More of the text of a request that was submitted open. Pieces may be cut anywhere. Raises RequestError for a
+        request that takes no more text, because it was whole, is complete, or is over, and for what would make it too
+        long; the request goes on without that."""
+        self._append(request_id, text, done=False)
+
+    def end_text(self, request_id: int, text: str = "") -> None:
+        """The same for the last piece: the text is complete. Nothing happens if the request is over. One that nobody
+        goes on with for 30 s is taken to be complete."""
+        if text or request_id in self._open:
+            self._append(request_id, text, done=True)
+
+    def _append(self, request_id: int, text: str, done: bool) -> None:
+        check(isinstance(text, str), "text", "text", text)
+        with self._changed:
+            request = self._open.get(request_id)
+            left = None if request is None else request.chars_left
+            if request is None or left is None:
+                why = "it is over, or was never submitted" if request is None else "its text is complete"
+                raise RequestError(f"request {request_id} takes no more text: {why}; submit another one", "request_id")
+            if len(text) > left:
+                most = self.spec.max_text_chars
+                raise RequestError(
+                    f"text must have at most {most} characters, got {most - left + len(text)} by now; submit another "
+                    "request for the rest",
+                    "text",
+                )
+            request.chars_left = None if done else left - len(text)
+            self._link.send(TextPiece(request_id, text, done))
 
     def cancel(self, request_id: int) -> None:
         """Marks the request as unwanted: Finished(CANCELLED) follows unless it was already made whole, and then nobody

@@ -36,6 +36,7 @@ from engine.core import (
     Step,
     StepResult,
     Submit,
+    Text,
 )
 from engine.encoding import Encoding, Encodings
 from engine.entrance import Entrance, early, impossible
@@ -110,9 +111,10 @@ class Scheduler:
                 return self._submit(event, now)
             case Encode():
                 return self._encode(event, now)
+            case Text():
+                return self._read(event, now)
             case Refused():
-                self.metrics.count(Count.SUBMITTED)
-                return self._refuse(Failed(event.request_id, event.epoch, event.code, event.message, field=event.field))
+                return self._fail(event, now)
             case Cancel():
                 stream = self._find(event.request_id)
                 if stream is not None:
@@ -151,8 +153,8 @@ class Scheduler:
 
     def _running(self, now: float) -> list[Candidate]:
         lead, admitted = self._max_lead, self._admitted.values()
-        if lead == inf:  # nobody is held
-            return list(admitted)
+        if lead == inf:  # nobody is held, but for want of text
+            return [c for c in admitted if (s := c.stream).text is None or now >= s.due_at(lead)]
         return [c for c in admitted if (s := c.stream).made > s.sent or now >= s.due_at(lead)]
 
     def _waits(self, running: Sequence[Candidate], now: float) -> list[Waits]:
@@ -229,6 +231,32 @@ class Scheduler:
         self._encodings.enqueue(Encoding.of(encode, self._spec, now))
         return []
 
+    def _read(self, text: Text, now: float) -> list[Output]:
+        """More text of a request: what waits for enough to begin with may have it; what has run out of it too late for
+        anybody to help begins anew."""
+        stream = self._find(text.request_id)
+        if stream is None or stream.text is None or stream.text.done:
+            return []
+        waits = stream.opens
+        if stream.lacks_text and not (stream.pending or stream.silent) and self._judge.too_late(stream, now):
+            self.metrics.count(Count.TEXT_WAITS)
+            stream.fall_silent()
+        stream.take_text(text)
+        if not waits or stream.opens:
+            return []
+        self._entrance.begin(stream, now)
+        self._admit(now)
+        return self._entrance.queued(stream)
+
+    def _fail(self, refused: Refused, now: float) -> list[Output]:
+        """It failed before it came here; or it is here, and cannot go on."""
+        failed = Failed(refused.request_id, refused.epoch, refused.code, refused.message, field=refused.field)
+        stream = self._find(refused.request_id)
+        if stream is None:
+            self.metrics.count(Count.SUBMITTED)
+            return self._refuse(failed)
+        return [*self._refuse(failed), *self._leave(stream, FinishReason.CANCELLED, now)]
+
     def _refuse(self, refusal: Failed) -> list[Output]:
         self.metrics.count(Count.REFUSED)
         return [refusal]
@@ -256,12 +284,14 @@ class Scheduler:
 
     def _chunk(self, stream: Stream, row: Row, result: StepResult, index: int, now: float) -> Chunk:
         self._measure(stream, row, now)
+        text_late, stream.silent = stream.silent, False
         stream.last_chunk_seconds = row.count * self._spec.frame_seconds
         stream.playback.deliver(stream.last_chunk_seconds, now)
         final = stream.reason is not None and not stream.pending
-        slack = inf if final else self._judge.slack(stream, now)
+        waits = stream.lacks_text and not stream.pending
+        slack = inf if final or waits else self._judge.slack(stream, now)
         pcm, codes = result.pcm[index], result.codes[index]
-        return Chunk(stream.request_id, stream.submit.epoch, row.start, pcm, codes, slack, final, now)
+        return Chunk(stream.request_id, stream.submit.epoch, row.start, pcm, codes, slack, final, now, text_late)
 
     def _measure(self, stream: Stream, row: Row, now: float) -> None:
         self.metrics.count(Count.CHUNKS)
@@ -271,29 +301,33 @@ class Scheduler:
             stream.first_chunk_at = now
             self.metrics.observe(Measure.TTFA, now - stream.submitted_at)
             late = late if stream.continues else 0.0
-        if late > 0:
+        if late > 0 and not stream.silent:
             self.metrics.count(Count.DEADLINE_MISSES)
             self.metrics.observe(Measure.LATENESS, late)
 
     # Ends
 
     def _end(self, stream: Stream, reason: FinishReason, now: float) -> list[Output]:
-        """The one end of a request that was accepted, and what those are told who would have continued it. What it
-        holds is only marked here."""
-        stream.reason, stats = reason, stream.stats(now)
-        cancelled = reason is FinishReason.CANCELLED
+        """The one end of a request that was served as far as was wanted."""
+        stats, cancelled = stream.stats(now), reason is FinishReason.CANCELLED
         self.metrics.count(Count.CANCELLED if cancelled else Count.FINISHED)
         finished = Finished(stream.request_id, stream.submit.epoch, reason, stats)
         if isinstance(stream, Encoding):
+            stream.reason = reason
             self._end_encoding(stream, cancelled, now)
             return [finished]
-        if not self._entrance.remove(stream):
-            self._leaving.append(self._admitted.pop(stream.request_id).stream)
         if not cancelled:
             self._room.learn(stats)
         if stats.rtf is not None:
             self.metrics.observe(Measure.RTF, stats.rtf)
-        return [finished, *self._entrance.hand_on(stream, cancelled, now)]
+        return [finished, *self._leave(stream, reason, now)]
+
+    def _leave(self, stream: Stream, reason: FinishReason, now: float) -> list[Output]:
+        """What those are told who would have continued it. What it holds is only marked here."""
+        stream.reason = reason
+        if not self._entrance.remove(stream):
+            self._leaving.append(self._admitted.pop(stream.request_id).stream)
+        return self._entrance.hand_on(stream, reason is FinishReason.CANCELLED, now)
 
     def _end_encoding(self, encoding: Encoding, cancelled: bool, now: float) -> None:
         if not self._encodings.remove(encoding):

@@ -150,6 +150,8 @@ def sweep(asked: Asked, console: Console) -> dict[str, Any]:
 
 def _common(asked: Asked, bound: float) -> dict[str, Any]:
     common = {"profile": asked.profile.name, "requests": asked.base.requests, "burst": asked.base.burst}
+    if asked.base.text_rate is not None:
+        common["text_rate"] = asked.base.text_rate
     speeds = {"seeds": list(asked.seeds), "mean_speed": round(asked.mean_speed, 4)}
     return {**common, **asdict(asked.base.moods), **speeds, "bound": round(bound, 3)}
 

@@ -152,6 +152,8 @@ def simulate(
             number = output.request_id - len(script)
             if isinstance(output, Encoded):
                 inbox.push(clock.now() + overhead.submit, script[number].submit(number))
+                for written_at, text in script[number].texts(number):
+                    inbox.push(max(written_at, clock.now()) + overhead.submit, text)
             elif isinstance(output, Failed):
                 simulation.listeners[number].over(output, clock.now())
             return
@@ -175,6 +177,7 @@ def _events(script: Sequence[Utterance], spec: ModelSpec) -> Iterable[tuple[floa
             yield said.at, Encode(ids[-1], silence, said.at)
         else:
             yield said.at, said.submit(number)
+            yield from said.texts(number)
         if said.cancel_at is not None:
             for each in ids:
                 yield said.cancel_at, Cancel(each)
@@ -188,6 +191,6 @@ def _answers(
         listener.over(output, now)
     elif isinstance(output, Chunk):
         arrived_at = now + overhead.deliver
-        listener.hear(len(output.pcm) / sample_rate, arrived_at)
+        listener.hear(len(output.pcm) / sample_rate, arrived_at, output.text_late)
         for at, event in listener.events(arrived_at, sample_rate):
             yield at + overhead.submit, event

@@ -54,7 +54,7 @@ class Stages:
             case Work.TEXT:
                 pages = self.state.kv.page_table.shape[1]
                 settings = ((shape.rows, columns) for columns in SETTINGS)
-                return rows, rows, rows, (shape.length,), (shape.rows, pages), *settings
+                return rows, rows, rows, (shape.length,), rows, (shape.rows, pages), *settings
             case Work.PREFILL:
                 return rows, rows, rows, rows
             case Work.START:
@@ -79,14 +79,15 @@ class Stages:
         return self._bodies[shape.work](shape, self._functions[shape.work.stage], parts, flags)
 
     def _text(self, shape: Shape, call: Functions, values: list[Tensor], flags: Flags) -> Outputs:
-        """Segments [B]: slot, place in the prompt, length; ids [T]; the slot's pages and settings (bits of float64).
+        """Segments [B]: slot, place in the prompt, length; ids [T]; the slot again if a request begins there, else 0,
+        and its pages and settings (bits of float64).
 
-        Every segment brings its slot's admission, so that a slot may have several.
+        Every segment of a prompt brings its slot's admission, so that a slot may have several.
         """
-        slots, starts, lengths, ids, pages, floats, ints = values
-        self.state.kv.page_table[slots] = pages
-        self.state.sampling.write(slots, floats.view(torch.float64).float(), ints)
-        self.state.codec.reset(slots)
+        slots, starts, lengths, ids, begun, pages, floats, ints = values
+        self.state.kv.page_table[begun] = pages
+        self.state.sampling.write(begun, floats.view(torch.float64).float(), ints)
+        self.state.codec.reset(begun)
         states = call.encode_text(ids, lengths, shape.longest)
         tokens, ends = torch.arange(shape.length, device=ids.device), lengths.cumsum(0)
         segments = torch.searchsorted(ends, tokens, right=True)  # one too many for padding, which goes to nobody

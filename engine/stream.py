@@ -1,6 +1,7 @@
 """One request's way through the stages: what it needs next, and what it has. It does not know other requests.
 
-text -> prefill in parts -> [depth -> (codec | decode)] for each frame -> codec for what is left.
+text -> prefill in parts -> [depth -> (codec | decode)] for each frame -> codec for what is left. A text that is still
+being written has a text step of its own wherever the next frame needs what has come since the last one.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from engine.core import (
     Row,
     Stage,
     Submit,
+    Text,
     TextSegment,
 )
+from engine.open_text import RESERVE, OpenText
 from engine.playback import Playback
 from engine.room import Place
 
@@ -47,6 +50,15 @@ def pages_needed(submit: Submit, frames: int, page_size: int) -> tuple[int, ...]
     return tuple(-(-(row.length + frames) // page_size) for row in submit.prompt.rows)
 
 
+def opened(submit: Submit) -> OpenText | None:
+    """What is known of the text, where more is to come."""
+    row = submit.prompt.rows[0]
+    if not row.open:
+        return None
+    assert len(submit.prompt.rows) == 1, "a text that is written meanwhile is read by one sequence"
+    return OpenText(row.length, row.text_end)
+
+
 @dataclass(slots=True, eq=False)
 class Stream:
     """A request that was accepted. Everything it may ever need is reserved when it is admitted."""
@@ -62,10 +74,16 @@ class Stream:
     prompt_length: int
     text_tokens: int
     to_read: int
-    """Tokens that its text step has: those of segments that are in shared pages already are left out."""
+    """Tokens of its next text step: those of segments that are in shared pages already are left out."""
     frame_seconds: float
     prefix: Prefix | None = None
     """Of its prompt, in whole pages."""
+    text: OpenText | None = None
+    """Of one that was opened before its text was complete."""
+    lacks_text: bool = False
+    """Its next frame waits for text."""
+    silent: bool = False
+    """Its listener ran dry for want of text, and has not heard more since."""
     playback: Playback = field(default_factory=Playback)
     after: Stream | None = None
     """The utterance that this one continues, while that is still being generated."""
@@ -108,7 +126,8 @@ class Stream:
             submit.prompt.text_tokens,
             submit.prompt.text_tokens,
             spec.frame_seconds,
-            shareable(submit, limits.page_size),
+            prefix=shareable(submit, limits.page_size),
+            text=opened(submit),
             served_at=submitted_at,
         )
 
@@ -136,9 +155,53 @@ class Stream:
         its listener is held between two chunks only."""
         if self.after is not None:
             return inf
-        if self.made > self.sent or not (self.sent or self.continues):  # pending or starting, without their calls
+        if self.made > self.sent:  # pending, without its call
             return -inf
-        return self.playback.due_at(max_lead)
+        text_at = -inf if self.text is None else self._text_due_at(self.text)
+        if text_at == inf or not (self.sent or self.continues):  # starting, without its call
+            return text_at
+        return max(text_at, self.playback.due_at(max_lead))
+
+    def _text_due_at(self, text: OpenText) -> float:
+        """When it may go on by what has come of its text."""
+        if not self.slots:
+            return -inf if text.begins else inf
+        if self.lacks_text:
+            return inf
+        if text.enough(self.made, self.silent):
+            return -inf
+        return inf if self.silent else self.playback.due_at(RESERVE)
+
+    def take_text(self, text: Text) -> None:
+        """More of it has come."""
+        assert self.text is not None, f"text for a request that was not opened: {text}"
+        self.text.append(text.ids, text.done)
+        self.text_tokens += len(text.ids)
+        if not self.text.encoded:
+            (row,) = self.submit.prompt.rows
+            row = replace(row.with_text(text.ids), open=not text.done)
+            self.submit = replace(self.submit, prompt=replace(self.submit.prompt, rows=(row,)))
+            self.to_read += len(text.ids)
+        self._read_on(self.text)
+
+    def _read_on(self, text: OpenText) -> None:
+        """Whether the next frame waits for text, or for a text step."""
+        if not self.made or self.stage is DEPTH:
+            return
+        self.lacks_text = text.lacks(self.made)
+        self.to_read = len(text.unread) or self.to_read
+        self.stage = TEXT if text.reads(self.made) else DECODE
+
+    @property
+    def opens(self) -> bool:
+        """It waits for text to begin with."""
+        return self.text is not None and not (self.slots or self.text.begins)
+
+    def fall_silent(self) -> None:
+        """Its listener has run dry for want of text: it begins anew, as far as he can hear."""
+        assert self.text is not None
+        self.text.fall_silent()
+        self.silent, self.chunks = True, 0
 
     def waits_since(self, max_lead: float) -> float:
         """Since when it could have had its slots: what comes later in a reply is not due before its time."""
@@ -158,6 +221,8 @@ class Stream:
     def hold(self, slots: tuple[int, ...], pages: tuple[int, ...], shared: tuple[int, ...] = ()) -> None:
         """Take possession of a slot for each prompt row, and of pages, which are dealt out to the rows in order; every
         row begins with the shared ones, which hold its prefix."""
+        if self.text is not None:
+            self.text.going = True
         dealt, own = iter(pages), (count - len(shared) for count in self.pages_needed)
         self.slots, self.pages = slots, tuple((*shared, *islice(dealt, count)) for count in own)
         if shared:
@@ -176,6 +241,9 @@ class Stream:
             return Row(number, self.slots, self.sent, count)
         if stage is PREFILL:
             return Row(number, self.slots, self.prefilled, count, self.prefilled + count == self.prompt_length)
+        if self.made:
+            assert self.text is not None
+            return Row(number, self.slots, self.text.encoded, count, text=tuple(self.text.unread))
         admission = Admission(self.submit.prompt, self.submit.sampling, self.pages, self.prefilled)
         return Row(number, self.slots, 0, count, admission=admission)
 
@@ -195,8 +263,17 @@ class Stream:
             self.prefilled += row.count
             if row.final:
                 self._drawn(ended)
-        else:
+        elif not self.made:
             self.stage = PREFILL
+        if self.text is not None:
+            self._follow_text(self.text, stage, row)
+
+    def _follow_text(self, text: OpenText, stage: Stage, row: Row) -> None:
+        """The same for what is known of its text."""
+        if stage is TEXT:
+            text.encode(len(row.text) or self.submit.prompt.rows[0].text_end)
+        self._read_on(text)
+        text.going = not self.lacks_text and (text.going or stage is not CODEC)
 
     def _drawn(self, ended: bool) -> None:
         self.stage = DEPTH

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
@@ -11,7 +11,8 @@ from random import Random
 from typing import Any
 
 from engine.checks import is_number
-from engine.core import Mode, ModelSpec, Prompt, PromptRow, SamplingParams, Submit, TextSegment
+from engine.core import Mode, ModelSpec, Prompt, PromptRow, SamplingParams, Submit, Text, TextSegment
+from engine.open_text import BEGIN
 
 SPEC = ModelSpec(
     name="simulated",
@@ -25,6 +26,8 @@ SPEC = ModelSpec(
 )
 CHARS_PER_SECOND = 14.0
 """Of English speech."""
+BEFORE_TEXT = 8
+"""Prompt positions before the first token of a text that is still being written, as Qwen3-TTS has them."""
 NEVER = (inf, 0.0)
 MOST = 1_000_000
 """Of frames, tokens, and seconds in a trace: more is a slip of the keyboard."""
@@ -32,6 +35,8 @@ SLOWEST, FASTEST = 0.01, 100.0
 """Rates of a listener's clock in a trace."""
 MAX_RECORDED = 30
 """Seconds of a recording, in a trace."""
+SLOWEST_TEXT, FASTEST_TEXT = 0.1, 10_000.0
+"""Words a second in a trace."""
 QUOTED = 200
 """Characters of a line, in an error about it."""
 
@@ -55,13 +60,31 @@ class Utterance:
     """Seconds of audio after which it interrupts."""
     recording: float = 0.0
     """Seconds of a recording to speak like, which has to become codes first."""
+    text_rate: float | None = None
+    """Words a second in which its text is written, a token each, the first one at `at`; None: it is there, whole."""
 
     def submit(self, request_id: int) -> Submit:
         """With the usual limit of frames, or one that lets it be said in full."""
-        prompt = Prompt((PromptRow((TextSegment((0,) * self.text_tokens),)),) * self.rows)
+        row = PromptRow((TextSegment((0,) * self.text_tokens),))
+        if self.text_rate is not None:
+            row = PromptRow((TextSegment((0,) * BEFORE_TEXT),), trailing=-1, open=True)
         sampling = SamplingParams()
         sampling = replace(sampling, max_frames=max(sampling.max_frames, self.frames + 1))
-        return Submit(request_id, prompt, sampling, follows=self.follows, submitted_at=self.at)
+        return Submit(request_id, Prompt((row,) * self.rows), sampling, follows=self.follows, submitted_at=self.at)
+
+    @property
+    def begins_at(self) -> float:
+        """When there is text enough to begin with; a word is certain with the next one, or with the end."""
+        return self.at if self.text_rate is None else self.at + min(BEGIN, self.text_tokens - 1) / self.text_rate
+
+    def texts(self, request_id: int) -> Iterator[tuple[float, Text]]:
+        """What comes of its text, and when: with each word the one before it, with the last one also that and the two
+        tokens of its end."""
+        if self.text_rate is not None:
+            last = self.text_tokens - 1
+            for word in range(last):
+                yield self.at + (word + 1) / self.text_rate, Text(request_id, (0,))
+            yield self.at + last / self.text_rate, Text(request_id, (0,) * 3, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +128,11 @@ def moody(script: Sequence[Utterance], moods: Moods, seed: int, spec: ModelSpec 
     return out
 
 
+def written(script: Sequence[Utterance], text_rate: float | None) -> list[Utterance]:
+    """The same callers, whose texts are written so many words a second; None: as they were."""
+    return [said if text_rate is None else replace(said, text_rate=text_rate) for said in script]
+
+
 def read_trace(path: Path, spec: ModelSpec | None = None) -> list[Utterance]:
     """A script from JSON lines, an utterance each, in order of arrival. With a spec, each must fit into its positions.
     Raises OSError and ValueError."""
@@ -140,7 +168,7 @@ def _utterance(line: str, script: Sequence[Utterance], spec: ModelSpec | None) -
 def _wrong(said: Utterance, script: Sequence[Utterance]) -> str | None:
     """The first rule that an utterance breaks, which comes after those of a script."""
     (stalls_at, pause), cut, heard, before = said.stall, said.cancel_at, said.hears, said.follows
-    last = script[-1].at if script else 0.0
+    last, rate = script[-1].at if script else 0.0, said.text_rate
     rules = (
         (0 <= said.at <= MOST, f"at must be from 0 to {MOST}"),
         (said.at >= last, f"at must not be before that of the line above ({last}): put the lines in order of arrival"),
@@ -153,6 +181,10 @@ def _wrong(said: Utterance, script: Sequence[Utterance]) -> str | None:
         ),
         (heard is None or heard > 0, "hears must be above 0"),
         (0 <= said.recording <= MAX_RECORDED, f"recording must be seconds from 0 to {MAX_RECORDED}"),
+        (
+            rate is None or (SLOWEST_TEXT <= rate <= FASTEST_TEXT and said.rows == 1),
+            f"text_rate must be from {SLOWEST_TEXT} to {FASTEST_TEXT}, with one row",
+        ),
         (cut is None or said.at <= cut <= 2 * MOST, f"cancel_at must be from at to {2 * MOST}"),
         (before is None or 0 <= before < len(script), "follows must be the place of an earlier utterance, from 0 on"),
     )
@@ -205,6 +237,7 @@ KINDS: Mapping[str, tuple[Callable[[object], Any], str]] = {
     "stall": (_pair, "two numbers"),
     "hears": NUMBER,
     "recording": NUMBER,
+    "text_rate": NUMBER,
 }
 """Fields of a line: what reads them, and what they are."""
 

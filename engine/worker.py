@@ -23,7 +23,19 @@ from engine.calibrate import HASTY_BATCHES, WARM_BATCHES, warm_up
 from engine.capturing import summary, watched
 from engine.checks import RequestError, shown
 from engine.clock import Clock, MonotonicClock
-from engine.core import Cancel, Encode, ErrorCode, ModelSpec, Output, Playhead, Refused, Request, Submit
+from engine.core import (
+    Cancel,
+    Encode,
+    End,
+    ErrorCode,
+    ModelSpec,
+    Output,
+    Playhead,
+    Prompt,
+    Refused,
+    Request,
+    Submit,
+)
 from engine.executor import load
 from engine.loop import run
 from engine.messages import (
@@ -37,9 +49,11 @@ from engine.messages import (
     Snapshot,
     StartFailed,
     StartUp,
+    TextPiece,
     ToWorker,
 )
 from engine.normalise import normalise
+from engine.open_requests import OpenRequests
 from engine.policies import make
 from engine.policy import Policy, UsePolicy
 from engine.predictor import Predictor
@@ -180,11 +194,21 @@ def run_worker(connection: Connection, config: RuntimeConfig) -> None:
         gc.freeze()
         outbox.send(Ready(spec, limits, devices.name(model.device), start_up(marks, executor.memory)))
         policies = partial(make, predictor=predictor, limits=limits)
+        texts = OpenRequests(inbox.put, clock)
         reader = threading.Thread(
-            target=read, args=(connection, model, inbox, policies, spec.normalise), name="engine-inbox", daemon=True
+            target=read,
+            args=(connection, model, inbox, policies, spec.normalise, texts),
+            name="engine-inbox",
+            daemon=True,
         )
         reader.start()
-        run(inbox, scheduler, recorder or executor, predictor, clock, outbox.deliver)
+
+        def deliver(output: Output) -> None:
+            if isinstance(output, End):
+                texts.drop(output.request_id)
+            outbox.deliver(output)
+
+        run(inbox, scheduler, recorder or executor, predictor, clock, deliver)
 
 
 def start_up(marks: Sequence[float], memory: Mapping[Shape, int]) -> StartUp:
@@ -206,14 +230,25 @@ def tell(line: str) -> None:
 
 
 def read(
-    connection: Connection, model: models.Model, inbox: Inbox, policies: Callable[[str], Policy], language: str = ""
+    connection: Connection,
+    model: models.Model,
+    inbox: Inbox,
+    policies: Callable[[str], Policy],
+    language: str,
+    texts: OpenRequests,
 ) -> None:
     """Turns what comes through the pipe into events; tokenising happens here, beside the loop."""
     try:
-        while not isinstance(message := received(connection), Close):
+        while True:
+            while not connection.poll(texts.patience):
+                texts.expire()
+            if isinstance(message := received(connection), Close):
+                break
             match message:
                 case Numbered():
-                    inbox.put(admitted(message, model, language))
+                    inbox.put(admitted(message, model, language, texts))
+                case TextPiece():
+                    texts.take(message)
                 case SetPolicy():
                     inbox.put(UsePolicy(policies(message.name)))
                 case Cancel() | Playhead() | Encode():
@@ -236,7 +271,8 @@ def received(connection: Connection) -> ToWorker | None:
     if isinstance(message, ToWorker):
         return message
     log.error(
-        "expected a request, Encode, Cancel, Playhead, SetPolicy or Close, got %s; it is left out", shown(message)
+        "expected a request, a piece of text, Encode, Cancel, Playhead, SetPolicy or Close, got %s; it is left out",
+        shown(message),
     )
     return None
 
@@ -254,12 +290,23 @@ def language(config: RuntimeConfig, spec: ModelSpec) -> str:
     return (spec.normalise or "en") if config.normalise else ""
 
 
-def admitted(numbered: Numbered, model: models.Model, language: str = "") -> Submit | Refused:
-    """The request, tokenised, its text written out in the language, if any; or why it cannot be."""
+def prompt_of(numbered: Numbered, model: models.Model, language: str, texts: OpenRequests) -> Prompt:
+    """What the backbone shall receive, with the text written out in the language, if any. A text that is open is read
+    as it is written, since nobody knows how a number in it will go on. Raises RequestError."""
+    request = numbered.request
+    if not request.open:
+        return model.prompt(written_out(request, language))
+    reading = model.reading(request)
+    texts.open(numbered.request_id, numbered.epoch, reading)
+    return reading.prompt
+
+
+def admitted(numbered: Numbered, model: models.Model, language: str, texts: OpenRequests) -> Submit | Refused:
+    """The request, tokenised; or why it cannot be."""
     request_id, epoch = numbered.request_id, numbered.epoch
     try:
         request = numbered.request
-        prompt = model.prompt(written_out(request, language))
+        prompt = prompt_of(numbered, model, language, texts)
         return Submit(request_id, prompt, request.sampling, epoch, request.follows, numbered.submitted_at)
     except RequestError as error:
         return Refused(request_id, epoch, ErrorCode.BAD_REQUEST, str(error), error.field)

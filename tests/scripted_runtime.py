@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.checks import check
 from engine.core import (
     Chunk,
     ErrorCode,
@@ -71,6 +72,10 @@ class ScriptedRuntime:
         self.jobs: dict[int, Job] = {}
         self.cancelled: list[int] = []
         self.playheads: list[Playhead] = []
+        self.written: list[tuple[int, str | None]] = []
+        """What was appended to which request; None is the end."""
+        self.ended = set[int]()
+        """Requests that take no more text."""
         self.closed = False
         self.up = True
         self.retry_after = 0.0
@@ -88,6 +93,13 @@ class ScriptedRuntime:
             self._threads.append(thread)
             thread.start()
         return job.request_id
+
+    def append_text(self, request_id: int, text: str) -> None:
+        check(request_id not in self.ended, "request_id", "of a request that goes on", request_id)
+        self.written.append((request_id, text))
+
+    def end_text(self, request_id: int, text: str = "") -> None:
+        self.written.append((request_id, None))
 
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
@@ -122,7 +134,13 @@ class ScriptedRuntime:
         job.deliver(Queued(request_id, job.request.epoch, wait))
 
     def say(
-        self, request_id: int, frames: int = 1, slack: float = 1.0, final: bool = False, made_at: float | None = None
+        self,
+        request_id: int,
+        frames: int = 1,
+        slack: float = 1.0,
+        final: bool = False,
+        made_at: float | None = None,
+        text_late: bool = False,
     ) -> None:
         """Delivers the next frames of a request."""
         job = self.jobs[request_id]
@@ -130,7 +148,7 @@ class ScriptedRuntime:
         pcm = tone(job.frames * size, frames * size, self.spec.sample_rate)
         codes = np.zeros((frames, 1), np.int16)
         slack = float("inf") if final else slack
-        chunk = Chunk(request_id, job.request.epoch, job.frames, pcm, codes, slack, final, made_at)
+        chunk = Chunk(request_id, job.request.epoch, job.frames, pcm, codes, slack, final, made_at, text_late)
         job.frames += frames
         job.deliver(chunk)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from scripted_call import Call
+from scripted_runtime import SPEC
 from stand_in import WITHIN
 
 from agent.brain import BoundedBrain, ReplyLimits
@@ -82,7 +83,7 @@ class Talk(Call):
     def __init__(
         self, executor: ThreadPoolExecutor, brain: Thinker, transcript: Any = None, greeting: str = "", **options: Any
     ) -> None:
-        super().__init__(executor)
+        super().__init__(executor, spec=options.pop("spec", SPEC))
         self.brain, self.microphone = brain, Microphone()
         transcriber = make_transcriber(TranscriberConfig("function" if transcript else "none"), transcript)
         limited = BoundedBrain(brain, ReplyLimits(), greeting, SORRY)

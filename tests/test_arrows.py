@@ -37,7 +37,8 @@ ENGINE = {
     "playback": "",
     "predictor": "core chunking metrics profile",
     "room": "core playback predictor",
-    "stream": "core playback room",
+    "open_text": "",
+    "stream": "core open_text playback room",
     "policy": "core predictor stream",
     "choice": "core predictor policy",
     "policies": f"core choice policy predictor {POLICIES}",
@@ -48,7 +49,7 @@ ENGINE = {
     "encoding": "core pages stream",
     "scheduler": "core choice encoding entrance judge metrics policy predictor room stream",
     "loop": "core clock predictor scheduler",
-    "traffic": "checks core",
+    "traffic": "checks core open_text",
     "listener": "core metrics traffic",
     "costs": "core profile",
     "simulator": "core costs listener policies policy predictor profile scheduler loop traffic",
@@ -78,11 +79,13 @@ ENGINE = {
     "prompts": "checks core reference weights",
     "generation": "checks config core weights",
     "models.breeze_tts_2": f"checks core device generation models normalise prompts fused_breeze {STAGES}",
-    "models.qwen3_tts": f"checks core device generation models prompts {STAGES}",
+    "growing_text": "",
+    "models.qwen3_tts": f"checks core device fused_qwen3_tts generation growing_text models prompts {STAGES}",
     "fused": f"core {STAGES}",
     "fused_codec": f"core fused {STAGES}",
     "fused_twins": "sampling",
-    "fused_breeze": f"device fused fused_codec models models.breeze_tts_2 {STAGES}",
+    "fused_breeze": f"device fused fused_codec models models.breeze_tts_2 models.qwen3_tts {STAGES}",
+    "fused_qwen3_tts": "device fused fused_breeze kv_cache models models.qwen3_tts",
     "dimensions": "",
     "random_weights": f"core dimensions models models.breeze_tts_2 models.qwen3_tts {STAGES}",
     "batch": "core",
@@ -95,6 +98,7 @@ ENGINE = {
     "executor": "core device batch chunking encoder_places messages models random_weights sampling shapes stages",
 }
 SCHEDULING = {
+    "open_text",
     "pages",
     "prefixes",
     "encoding",
@@ -115,6 +119,7 @@ SCHEDULING = {
     *POLICIES.split(),
 }
 PURE = (
+    "open_text",
     "normalise",
     "emoji",
     "markdown",
@@ -165,7 +170,7 @@ AGENT_LEVELS = (
     "fault",
     "realtime",
     "protocol lateness pace allowance metrics toc libopus heard vad echo sentences sse thoughts trouble dialogue feed "
-    "words dial closing near sounds probe probe.recording probe.stretch probe.ear probe.outcome probe.sounds "
+    "words flow dial closing near sounds probe probe.recording probe.stretch probe.ear probe.outcome probe.sounds "
     "probe.network probe.findings",
     "manner utterance playout turn guard transit called secret script silencing turn_end reply probe.books",
     "asking opus offer wire door jitter endpoint whisper realtime_items realtime_keys",
@@ -192,6 +197,7 @@ AGENT_LEVELS = (
     "probe.load",
 )
 AGENT_PURE = (
+    "flow",
     "protocol",
     "asking",
     "playout",

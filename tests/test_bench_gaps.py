@@ -65,6 +65,7 @@ class Instant:
         self.asked: list[Request] = []
         self.told: list[Playhead] = []
         self.cancelled: list[int] = []
+        self.written: list[str] = []
         self._refuses, self._cut, self._submitting = refuses, cut, submitting
         self._ended = 3
 
@@ -87,6 +88,12 @@ class Instant:
 
     def _reason(self, words: str) -> FinishReason:
         return FinishReason.CANCELLED if words == self._cut else FinishReason.END
+
+    def append_text(self, request_id: int, text: str) -> None:
+        self.written.append(text)
+
+    def end_text(self, request_id: int, text: str = "") -> None:
+        self.written.append(f"{text}|")
 
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
@@ -139,6 +146,36 @@ class TestCallers:
 
     def test_the_load_of_one_caller_is_unbounded(self) -> None:
         assert offered([Utterance(0.0, 25)], VOICE) == inf
+
+
+class Written(Instant):
+    """It speaks once it has all of a text."""
+
+    def submit(self, request: Request, deliver: Callable[[Output], None]) -> int:
+        self._deliver = deliver
+        self.asked.append(request)
+        return 71
+
+    def end_text(self, request_id: int, text: str = "") -> None:
+        super().end_text(request_id, text)
+        for output in self.says(request_id, "".join(self.written)):
+            self._deliver(output)
+        self._ended += 1
+
+
+def test_a_text_is_written_word_by_word() -> None:
+    engine = Written()
+    live = Live(engine, [Utterance(0.0, 25, text_rate=200.0)], ask("One and two and three."))
+    happened = live.run()
+    (request,) = engine.asked
+    assert (request.text, request.open) == ("", True)
+    assert engine.written == ["One", " and", " two", " and", " three.|"]
+    (really,) = live.trace()
+    assert (really.text_tokens, really.text_rate) == (5, 200.0)
+    (listener,) = happened.listeners
+    assert listener.text_at is not None
+    assert listener.text_at >= really.at + 3 / 200.0
+    assert listener.ttfa == pytest.approx(listener.arrivals[0][0] - listener.text_at)
 
 
 class TestAgenda:

@@ -8,12 +8,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from lockstep import Ask, lockstep
+from lockstep import Ask, admitted, lockstep
 from torch import Tensor
 from voices import KINDS, MODELS, voice
 
 from engine import models
-from engine.core import Limits, Mode, Reference, Request, SamplingParams, Stage
+from engine.checks import RequestError
+from engine.core import Limits, Mode, Prompt, Reference, Request, Row, SamplingParams, Stage, Step
 from engine.executor import Executor
 from engine.models import Functions, Model, State
 
@@ -275,3 +276,48 @@ def test_what_belongs_to_nobody_reaches_nobody(model: Model) -> None:
         tensor.fill_(torch.nan)
     dirty = lockstep(executor, LIMITS, [ask], frames=10)[0]
     assert (dirty.codes, dirty.pcm) == (clean.codes, clean.pcm)
+
+
+# ---- text that is still being written ----
+
+
+def test_text_that_comes_meanwhile_is_the_whole_text(model: Model) -> None:
+    """Through the executor, in steps of its own between frames, where the voice reads it."""
+    sampling = SamplingParams(min_frames=12, max_frames=12, seed=4)
+    clone = Mode.PLAIN not in model.spec.modes
+    speaker = Reference("", (), (0.1,) * model.width) if clone and model.reads_on else None
+    ask = Request("", sampling, reference=speaker, open=True)
+    if not model.spec.open_text:
+        with pytest.raises(RequestError, match="reads whole texts only"):
+            model.reading(ask)
+        return
+    words = "hello there my friend, see you soon"
+    whole, parts = model.reading(ask), model.reading(ask)
+    ids = (*whole.append(words), *whole.end())
+    begun = (*parts.append(words[:7]), *parts.append(words[7:9]))
+    rest = ids[len(begun) :]
+    assert ids[: len(begun)] == begun
+    executor = Executor(model, LIMITS)
+    (expected,) = lockstep(executor, LIMITS, [(whole.prompt, sampling)], frames=12)
+    (row,) = admitted(LIMITS, [(parts.prompt, sampling)], 1)
+    ours = spoken(executor, row, parts.prompt, [rest[:2], rest[2:]])
+    assert ours == expected.codes
+
+
+def spoken(executor: Executor, row: Row, prompt: Prompt, later: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """Twelve frames of a prompt whose text goes on: each part as soon as a frame lacks it."""
+    executor.run(Step(Stage.TEXT, (row,)))
+    row, parts, known = replace(row, admission=None), list(later), prompt.rows[0].text_end
+    executor.run(Step(Stage.PREFILL, (replace(row, count=prompt.length, final=True),)))
+    codes = []
+    for frame in range(12):
+        at = replace(row, start=frame, count=1)
+        executor.run(Step(Stage.DEPTH, (at,)))
+        codes += [executor.run(Step(Stage.CODEC, (at,))).codes[0][0].tolist()]
+        if parts and prompt.length + frame >= known:
+            text = parts.pop(0)
+            executor.run(Step(Stage.TEXT, (replace(row, start=known, count=len(text), text=text),)))
+            known += len(text)
+        executor.run(Step(Stage.DECODE, (at,)))
+    assert not parts, "all of it was needed"
+    return codes

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from scripted_call import Call
+from scripted_runtime import SPEC
 from scripted_talk import SORRY, Talk, Thinker, saying
 from stand_in import DONE, StandIn, chunk, hang, plain, stream
 
@@ -559,3 +561,71 @@ async def test_numbers_beyond_all_counts_are_refused(executor: ThreadPoolExecuto
     call = Call(executor)
     call.session.receive('{"type": "stats", "jitter_buffer_emitted_count": 1' + "0" * 400 + "}")
     assert call.told("error")
+
+
+# ---- a voice that reads open texts ----
+
+OPEN = replace(SPEC, open_text=True)
+
+
+async def test_a_reply_is_said_while_it_is_written(executor: ThreadPoolExecutor) -> None:
+    more = asyncio.Event()
+    talk = Talk(executor, Thinker("One. Two", more.wait, " and three."), spec=OPEN)
+    talk.client(type="say", text="Count!")
+    await talk.settle()
+    assert talk.asked_for == ["One. Two"]
+    assert talk.engine.jobs[1].request.open
+    assert talk.engine.written == []
+    more.set()
+    await talk.settle()
+    assert talk.engine.written == [(1, " and three."), (1, None)]
+    assert [message["text"] for message in talk.told("reply.text")] == ["One. Two", " and three."]
+    await talk.speak_on(1)
+    assert talk.told("reply.ended")[0]["heard"] == "One. Two and three."
+
+
+async def test_a_long_reply_is_several_utterances(executor: ThreadPoolExecutor) -> None:
+    spec = replace(OPEN, max_text_chars=1000)
+    talk = Talk(executor, Thinker(*["A sentence of a reply that goes on and on. "] * 12), spec=spec)
+    talk.client(type="say", text="Go on!")
+    await talk.settle()
+    assert len(talk.asked_for) == 2
+    await talk.speak_on(1)
+    await talk.speak_on(2)
+    (ended,) = talk.told("reply.ended")
+    assert ended["reason"] == "end"
+    assert ended["heard"].split() == ("A sentence of a reply that goes on and on. " * 12).split()
+
+
+async def test_what_is_written_after_the_voice_has_ended_by_itself_is_said_anew(executor: ThreadPoolExecutor) -> None:
+    more = asyncio.Event()
+    talk = Talk(executor, Thinker("One.", more.wait, " Two."), spec=OPEN)
+    talk.client(type="say", text="Count!")
+    await talk.settle()
+    talk.engine.ended.add(1)
+    more.set()
+    await talk.settle()
+    assert talk.asked_for == ["One.", " Two."]
+    assert [message["id"] for message in talk.told("reply.text")] == ["reply1.1", "reply1.2"]
+    assert talk.told("error") == []
+
+
+async def test_a_reply_that_breaks_off_is_said_as_far_as_it_came(executor: ThreadPoolExecutor) -> None:
+    talk = Talk(executor, Thinker("One and", OutsideError(Trouble.BROKEN, "gone")), spec=OPEN)
+    talk.client(type="say", text="Count!")
+    await talk.settle()
+    assert talk.asked_for == ["One and", SORRY]
+    assert talk.engine.written == [(1, None)]
+
+
+async def test_an_interruption_ends_a_reply_that_is_being_written(executor: ThreadPoolExecutor) -> None:
+    never = asyncio.Event()
+    talk = Talk(executor, Thinker("One and", never.wait, " two."), spec=OPEN)
+    talk.client(type="say", text="Count!")
+    await talk.settle()
+    talk.client(type="stop")
+    await talk.settle()
+    assert talk.engine.cancelled == [1]
+    assert talk.told("reply.ended")[0]["reason"] == "interrupted"
+    assert talk.told("error") == []
+    assert talk.session.quiet

@@ -17,6 +17,7 @@ from engine.core import Cancel, ErrorCode, Limits, Playhead, Prompt, Refused, Re
 from engine.link import Link
 from engine.messages import Close, Numbered, RuntimeConfig, SetPolicy, packed
 from engine.models import Model
+from engine.open_requests import OpenRequests
 from engine.policies import make
 from engine.policy import UsePolicy
 from engine.predictor import Predictor
@@ -60,6 +61,10 @@ def prompt(request: Request) -> Prompt:
     return Prompt(())
 
 
+def nothing_open() -> OpenRequests:
+    return OpenRequests(lambda event: None, FakeClock())
+
+
 MODEL = cast(Model, SimpleNamespace(prompt=prompt))
 
 
@@ -73,7 +78,7 @@ def test_a_request_that_cannot_be_sent_says_which_field() -> None:
 def test_a_request_comes_through() -> None:
     assert numbered(REQUEST).request == REQUEST
     expected = Submit(7, Prompt(()), REQUEST.sampling, epoch=3, follows=2, submitted_at=1.5)
-    assert admitted(numbered(REQUEST), MODEL) == expected
+    assert admitted(numbered(REQUEST), MODEL, "", nothing_open()) == expected
 
 
 def test_a_text_is_written_out_where_the_voice_wants_it() -> None:
@@ -86,7 +91,7 @@ def test_a_text_is_written_out_where_the_voice_wants_it() -> None:
     model = cast(Model, SimpleNamespace(prompt=prompt))
     for text in ("That is **$3.50**.", "  "):
         for written in ("", "en"):
-            admitted(numbered(replace(REQUEST, text=text)), model, written)
+            admitted(numbered(replace(REQUEST, text=text)), model, written, nothing_open())
     assert read == ["That is **$3.50**.", "That is three dollars and fifty cents.", "  ", "  "]
 
 
@@ -99,7 +104,7 @@ def test_whether_it_is_written_out_is_the_voices_choice_unless_asked(voice: str,
 
 
 def test_a_request_that_cannot_be_read_fails_alone() -> None:
-    refused = admitted(numbered(replace(REQUEST, text=Text("Hi."))), MODEL)
+    refused = admitted(numbered(replace(REQUEST, text=Text("Hi."))), MODEL, "", nothing_open())
     assert isinstance(refused, Refused)
     assert (refused.request_id, refused.epoch, refused.code) == (7, 3, ErrorCode.BAD_REQUEST)
     assert refused.message.endswith("fails with ModuleNotFoundError: No module named 'theirs'")
@@ -113,7 +118,7 @@ def test_what_is_no_message_is_left_out() -> None:
     messages = (unreadable, REQUEST, None, [1], Cancel(7), SetPolicy("newest-first"), Close())
     for message in (b"no pickle", b"", *map(pickle.dumps, messages)):
         ours.send_bytes(message)
-    read(theirs, MODEL, inbox, {policy.name: policy}.__getitem__)
+    read(theirs, MODEL, inbox, {policy.name: policy}.__getitem__, "", nothing_open())
     assert inbox.drain() == [Cancel(7), UsePolicy(policy)]
     assert inbox.closed, "by Close"
 

@@ -74,6 +74,15 @@ class TestListener:
         assert (listener.underruns, listener.extra_buffer) == (2, pytest.approx(0.07))
         assert listener.runs_out_at == pytest.approx(10.39)
 
+    def test_a_silence_of_its_text_is_no_gap_and_its_time_begins_anew(self) -> None:
+        """200 ms late for want of text, then just in time, then 10 ms late by the engine."""
+        listener = Listener(1, Utterance(10.0, 25, text_rate=5.0, text_tokens=40))
+        for at, late in ((10.7, False), (10.98, True), (11.06, False), (11.15, False)):
+            listener.hear(0.08, at, late)
+        assert listener.ttfa == pytest.approx(0.1), "three words are certain with the fourth, at 10.6"
+        assert (listener.text_waits, listener.underruns) == (1, 1)
+        assert listener.extra_buffer == pytest.approx(0.01)
+
     def test_it_says_where_it_stands_with_every_chunk_but_the_first(self) -> None:
         plain = Utterance(10.0, 25)
         assert self.said(plain, (10.1, 1.0)) == []

@@ -854,3 +854,30 @@ class Doubter(RuleBasedStateMachine):
 
 Doubter.TestCase.settings = settings(deadline=None, max_examples=80, stateful_step_count=40)
 TestDoubter = Doubter.TestCase
+
+
+# ---- text that is still being written ----
+
+
+def test_a_silence_for_want_of_text_is_told_apart_and_holds_nobody_longer() -> None:
+    playout = buffer("a")
+    playout.push("a", 0, pcm(9), 0.0, slack=INFINITE)
+    lead = playout.lead
+    _, cues = drain(playout, 0.0, 6)
+    assert cues == [(CueKind.STARTED, "a"), (CueKind.PAUSED, "a")]
+    playout.push("a", 0, pcm(9), 3.0, slack=INFINITE, text_late=True)
+    packet = playout.pop(PACKET, 3.0)
+    (resumed,) = packet.cues
+    assert (resumed.kind, resumed.for_text) == (CueKind.RESUMED, True)
+    assert playout.lead == lead, "the engine was not late"
+
+
+def test_an_engine_that_is_late_with_text_at_hand_is_an_underrun_all_the_same() -> None:
+    playout = buffer("a")
+    playout.push("a", 0, pcm(9), 0.0, slack=INFINITE)
+    lead, packets = playout.lead, [playout.pop(PACKET, 0.02 * n) for n in range(6)]
+    assert [cue.for_text for packet in packets for cue in packet.cues] == [False, True]
+    playout.push("a", 0, pcm(9), 0.2, slack=INFINITE)
+    (resumed,) = playout.pop(PACKET, 0.2).cues
+    assert (resumed.kind, resumed.for_text) == (CueKind.RESUMED, False)
+    assert playout.lead > lead

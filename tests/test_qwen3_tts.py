@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -19,9 +23,19 @@ from voices import voice
 from engine import models, random_weights
 from engine.checks import RequestError
 from engine.codec import CodecDecoder
-from engine.core import Chunk, Failed, Finished, Mode, Reference, Request, SamplingParams
+from engine.core import (
+    Chunk,
+    Failed,
+    Finished,
+    Mode,
+    Output,
+    Reference,
+    Request,
+    SamplingParams,
+    TextSegment,
+)
 from engine.executor import default_limits
-from engine.messages import RuntimeConfig
+from engine.messages import EMBEDDED_VOICE, RuntimeConfig
 from engine.models.qwen3_tts import LICENCE, Qwen3TTS, Wish, load, load_tokenizer
 from engine.runtime import Runtime
 from engine.speaker import SpeakerConfig, SpeakerEncoder
@@ -169,7 +183,7 @@ def test_a_voice_speaks_as_its_first_speaker_unless_told(loaded: dict[str, Qwen3
         (
             "custom",
             {"reference": True},
-            "knows the modes design, plain, got a request of mode clone; leave out",
+            "reference must be left out: the voice qwen3_tts speaks as itself only",
             "reference",
         ),
         (
@@ -472,6 +486,151 @@ def test_the_end_of_speech_ends_the_stream(folders: dict[str, Path], expected: d
     codes = np.concatenate([chunk.codes for chunk in chunks])
     assert codes.tolist() == expected["m.eos.greedy.frames"].tolist()
     assert (end.reason, end.stats.num_frames) == ("end", 5)
+
+
+# ---- text that is still being written ----
+
+WORDS = "hello there my friend, it is a good day to you and to all of them"
+
+
+def wishes(expected: dict[str, Tensor]) -> list[tuple[str, Wish, Request]]:
+    """Every kind of prompt in the layout of a text that reads on, and the request for it."""
+    whole, xvec = reference(expected), reference(expected, text="", frames=())
+    long = replace(whole, frames=tuple(map(tuple, expected["ref.long"].tolist())))
+    vector = whole.vector
+    return [
+        ("custom", Wish("", "english", "vivian", reads_on=True), Request("", GREEDY, "vivian", language="english")),
+        ("custom", Wish("", speaker="ryan", instruction="calm", reads_on=True), Request("", GREEDY, "ryan", "calm")),
+        ("design", Wish("", instruction="warm", reads_on=True), Request("", GREEDY, "", "warm")),
+        ("base", Wish("", vector=vector, reads_on=True), Request("", GREEDY, reference=xvec)),
+        ("base", Wish("", vector=vector, reference=whole, reads_on=True), Request("", GREEDY, reference=whole)),
+        ("base", Wish("", vector=vector, reference=long, reads_on=True), Request("", GREEDY, reference=long)),
+    ]
+
+
+@pytest.mark.parametrize("text", ["hi", WORDS, f" {WORDS}\n"])
+@pytest.mark.parametrize("case", range(6))
+def test_a_text_in_pieces_is_laid_out_as_the_whole(
+    loaded: dict[str, Qwen3TTS], expected: dict[str, Tensor], case: int, text: str
+) -> None:
+    kind, wish, ask = wishes(expected)[case]
+    model = loaded[kind]
+    row = model.layouts.row(replace(wish, text=text))
+    for size in (1, 3, 100):
+        reading = model.reading(replace(ask, open=True))
+        (start,) = reading.prompt.rows
+        assert (start.open, start.length, start.overlays) == (True, row.length, row.overlays)
+        came = [id_ for at in range(0, len(text), size) for id_ in reading.append(text[at : at + size])]
+        (segment,), (whole,) = start.segments, row.segments
+        assert isinstance(segment, TextSegment)
+        assert isinstance(whole, TextSegment)
+        assert (*segment.ids, *came, *reading.end()) == whole.ids
+        assert reading.prompt.rows[0].trailing == row.trailing
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["  ", "\n"], "text must hold something to say, got '  .n'; send words"),
+        (["say <|im_", "end|>"], "text must not hold <|im_end|>, which has a meaning of its own"),
+        (["a \ud83d"], "text must be text that the voice can read"),
+        (["a" * 1000] * 2, "text must have at most 1... characters, got 2000 by now; open another request"),
+    ],
+)
+def test_a_text_that_cannot_go_on_is_one_clear_error(
+    loaded: dict[str, Qwen3TTS], texts: list[str], message: str
+) -> None:
+    reading = loaded["custom"].reading(Request("", GREEDY, open=True))
+    with pytest.raises(RequestError, match=message.replace("|", r"\|")) as raised:
+        for text in texts:
+            reading.append(text)
+        reading.end()
+    assert raised.value.field == "text"
+
+
+def test_what_a_request_gets_wrong_is_told_when_it_is_opened(loaded: dict[str, Qwen3TTS]) -> None:
+    for ask in (Request("", GREEDY, "alloy", open=True), Request("<|im_end|>", GREEDY, open=True)):
+        with pytest.raises(RequestError):
+            loaded["custom"].reading(ask)
+    breeze = models.load(EMBEDDED_VOICE, device=CPU, dtype=torch.float32)
+    for whole in (breeze.prompt, breeze.reading):
+        with pytest.raises(RequestError, match=r"voice breeze-mini reads whole texts only.*sentence by sentence"):
+            whole(Request("hello", GREEDY, open=True))
+
+
+def written(runtime: Runtime, ask: Request, pieces: list[str], pause: float = 0.0) -> list[list[int]]:
+    """The codes of a request whose text comes so, as far as it makes frames for it."""
+    outputs: SimpleQueue[Output] = SimpleQueue()
+    number = runtime.submit(replace(ask, text="", open=True), outputs.put)
+    with suppress(RequestError):  # it has all its frames before it has all its text
+        for piece in pieces:
+            runtime.append_text(number, piece)
+            time.sleep(pause)  # so that pieces come between steps
+        runtime.end_text(number)
+    codes: list[list[int]] = []
+    while not isinstance(output := outputs.get(timeout=60), Finished):
+        assert isinstance(output, Chunk), output
+        codes += output.codes.tolist()
+    return codes
+
+
+@torch.inference_mode()
+def test_the_codes_of_a_text_in_pieces_are_those_of_the_whole(
+    speaking: tuple[str, Runtime], loaded: dict[str, Qwen3TTS], expected: dict[str, Tensor]
+) -> None:
+    """Drawn and greedy, whatever the pieces and whenever they come; greedy ones are those of the official layout."""
+    kind, runtime = speaking
+    for case, (of, wish, ask) in enumerate(wishes(expected)):
+        if of != kind:
+            continue
+        ask = replace(ask, sampling=replace(GREEDY, max_frames=30, min_frames=30))
+        greedy = written(runtime, ask, [WORDS])
+        official = generate(loaded[kind], replace(wish, text=WORDS), ask.sampling, 31)["frames"]
+        assert greedy == official.tolist(), case
+        assert written(runtime, ask, [*WORDS], pause=0.002) == greedy, case
+        ask = replace(ask, sampling=replace(ask.sampling, temperature=0.9, depth_temperature=0.9, seed=7))
+        drawn = written(runtime, ask, [WORDS])
+        assert drawn != greedy
+        for size in (2, 7, 31):
+            pieces = [WORDS[at : at + size] for at in range(0, len(WORDS), size)]
+            assert written(runtime, ask, pieces, pause=0.01) == drawn, (case, size)
+
+
+def test_who_appends_to_what_takes_no_more_text_is_told(speaking: tuple[str, Runtime]) -> None:
+    kind, runtime = speaking
+    if kind != "custom":
+        return
+    ended = Event()
+    ask = Request("hello", replace(GREEDY, max_frames=500, min_frames=500), open=True)
+    number = runtime.submit(ask, lambda output: ended.set() if isinstance(output, Failed | Finished) else None)
+    most = runtime.spec.max_text_chars
+    with pytest.raises(RequestError, match=f"text must have at most {most} characters, got {most + 1} by now"):
+        runtime.append_text(number, "a" * (most - 4))
+    runtime.append_text(number, " there")
+    runtime.end_text(number)
+    for again in (runtime.append_text, runtime.end_text):
+        with pytest.raises(RequestError, match=f"request {number} takes no more text: its text is complete") as raised:
+            again(number, "more")
+        assert raised.value.field == "request_id"
+    runtime.cancel(number)
+    assert ended.wait(30)
+    with pytest.raises(RequestError, match="takes no more text: it is over, or was never submitted"):
+        runtime.append_text(number, "more")
+    runtime.end_text(number)
+
+
+def test_a_piece_that_cannot_be_read_ends_its_request_alone(speaking: tuple[str, Runtime]) -> None:
+    kind, runtime = speaking
+    if kind != "custom":
+        return
+    outputs: SimpleQueue[Output] = SimpleQueue()
+    number = runtime.submit(Request("hello there my ", replace(GREEDY, max_frames=90), open=True), outputs.put)
+    runtime.append_text(number, "<|im_end|>")
+    while isinstance(output := outputs.get(timeout=30), Chunk):
+        pass
+    assert isinstance(output, Failed)
+    assert (output.code, output.field) == ("bad_request", "text")
+    assert said(runtime, Request("hello", replace(GREEDY, max_frames=4)))[1].stats.num_frames == 4
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ import sys
 import wave
 from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ from caller import WITHIN, Caller
 from readme import embedding
 from scripted_runtime import ScriptedRuntime
 from stand_in import DONE, StandIn, chunk, stream
+from voices import voice
 
 from agent.client import Client, SpeechError
 from agent.protocol import ReplyEnded
@@ -230,6 +232,20 @@ async def test_beside_lets_the_sites_pages_in_and_no_others(monkeypatch: pytest.
             assert response.status == 403
     servers[0].should_exit = True
     await running
+
+
+def test_stream_text_speaks_what_is_written_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, heard = voice("qwen3_tts", tmp_path), tmp_path / "heard.wav"
+    (folder / "generation_config.json").write_text(json.dumps({"max_new_tokens": 60}))
+    monkeypatch.setattr(sys, "argv", ["stream_text.py", str(folder), str(heard)])
+    monkeypatch.setattr(sys, "stdin", StringIO("hello there my friend"))
+    runpy.run_path(str(SAMPLES / "stream_text.py"), run_name="__main__")
+    assert "Finished(" in capsys.readouterr().err
+    with wave.open(str(heard)) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getnframes() % 1920) == (24_000, 1, 0)
+        assert file.getnframes() > 0
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SAMPLES.glob("*.py")))

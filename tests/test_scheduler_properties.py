@@ -36,6 +36,7 @@ from engine.core import (
     Step,
     StepResult,
     Submit,
+    Text,
 )
 from engine.loop import run
 from engine.policies import NAMES, PREDICTOR, make
@@ -43,7 +44,7 @@ from engine.policy import Policy
 from engine.predictor import Predictor, prior
 from engine.scheduler import Scheduler
 from engine.simulator import FakeClock, ScriptedInbox, TimedExecutor
-from engine.traffic import SPEC, Utterance
+from engine.traffic import BEFORE_TEXT, SPEC, Utterance
 
 TINY = Limits(
     num_slots=2,
@@ -83,6 +84,8 @@ class Scenario:
     cancels: tuple[tuple[float, int], ...] = ()
     playheads: tuple[tuple[float, float, Playhead], ...] = ()
     """The instant at which it arrives, how old it is then, and what it says."""
+    texts: tuple[tuple[float, Text], ...] = ()
+    """What comes of texts beside what their writers write, for whomever."""
     in_flight: tuple[tuple[int, int], ...] = ()
     """Steps by number during which the caller in this row hangs up."""
     slow_from: float = LAST
@@ -100,21 +103,25 @@ class Scenario:
         for number, said in enumerate(self.utterances):
             submit = said.submit(number)
             yield said.at, replace(submit, sampling=SamplingParams(max_frames=MAX_FRAMES), epoch=7)
+            yield from said.texts(number)
+        yield from self.texts
         for at, number in self.cancels:
             yield at, Cancel(number)
         for at, age, playhead in self.playheads:
             yield at, replace(playhead, at=at - age)
         for number in range(len(self.utterances)):  # nobody stays paused for ever
             yield LAST, Playhead(number, 10**9, LAST)
+            yield LAST, Text(number, (0,), True)  # nor open
 
     def impossible(self, number: int) -> ErrorCode | None:
         """Why this engine could never serve it."""
         said = self.utterances[number]
         if said.rows > self.limits.num_slots:
             return ErrorCode.BAD_REQUEST
-        positions = said.text_tokens + min(MAX_FRAMES, SPEC.max_positions - said.text_tokens - 1)
+        prompt = said.text_tokens if said.text_rate is None else BEFORE_TEXT + 1
+        positions = prompt + min(MAX_FRAMES, SPEC.max_positions - prompt - 1)
         pages = said.rows * -(-positions // self.limits.page_size)
-        long = said.text_tokens + 2 > SPEC.max_positions or pages > self.limits.num_pages
+        long = prompt + 2 > SPEC.max_positions or pages > self.limits.num_pages
         return ErrorCode.TOO_LONG if long else None
 
 
@@ -126,6 +133,8 @@ playheads = st.builds(
     st.booleans(),
     st.sampled_from([0.0, 0.03, 1.0, 1e12]),
 )
+
+texts = st.builds(Text, ids, st.lists(st.just(0), min_size=1, max_size=20).map(tuple), st.booleans())
 
 
 @st.composite
@@ -140,6 +149,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         follows=st.none() | st.integers(0, count - 1),
     )
     utterances = draw(st.lists(said, min_size=count, max_size=count))
+    rates = draw(st.lists(st.sampled_from([None, None, 2.0, 15.0, 200.0]), min_size=count, max_size=count))
+    pairs = zip(utterances, rates, strict=True)
+    utterances = [one if rate is None else replace(one, text_rate=rate, rows=1) for one, rate in pairs]
     shape = draw(st.sampled_from(["any", "reply", "burst"]))
     if shape == "reply":  # one, long
         utterances = [replace(one, at=0.01 * i, follows=i - 1 if i else None) for i, one in enumerate(utterances)]
@@ -150,6 +162,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         tuple(utterances),
         tuple(draw(st.lists(st.tuples(instants, ids), max_size=5))),
         tuple(draw(st.lists(st.tuples(instants, ages, playheads), max_size=12))),
+        tuple(draw(st.lists(st.tuples(instants, texts), max_size=8))),
         tuple(draw(st.lists(st.tuples(st.integers(0, 150), st.integers(0, 3)), max_size=3))),
         draw(instants),
         draw(st.integers(0, 3)),
@@ -190,8 +203,13 @@ class Answering(Scheduler):
     def __init__(self, limits: Limits, predictor: Predictor, policy: Policy) -> None:
         super().__init__(SPEC, limits, predictor, policy)
         self.answers: dict[int, list[Output]] = {}
+        self.complete: set[int] = set()
+        """Whose texts are."""
+        self.retold: list[Output] = []
+        """Told to those who have to wait once they have text."""
 
     def apply(self, event: Event, now: float) -> list[Output]:
+        known = isinstance(event, Text) and self._find(event.request_id) is not None
         outputs = super().apply(event, now)
         match event:
             case Submit():
@@ -201,6 +219,11 @@ class Answering(Scheduler):
                 for told in outputs[1:]:  # what would have continued it is a new caller now, and is told so
                     assert isinstance(told, Queued | Failed)
                     self.answers[told.request_id] = [told]
+            case Text():
+                assert all(isinstance(told, Queued) for told in outputs)
+                self.retold += outputs
+                if event.done and known:
+                    self.complete.add(event.request_id)
             case _:
                 assert not outputs
         return outputs
@@ -213,6 +236,8 @@ class Life:
     slots: tuple[int, ...]
     pages: tuple[tuple[int, ...], ...]
     length: int
+    text_end: int
+    """Positions of which it has the text."""
     prefilled: int = 0
     drawn: int = 0
     """Codes 0 drawn."""
@@ -231,6 +256,8 @@ class Strict:
     slow_from: float
     bounded: bool
     """Its steps are to be no longer than max_step_seconds."""
+    complete: set[int]
+    """Requests whose text is."""
     lives: dict[int, Life] = field(default_factory=dict)
     over: set[int] = field(default_factory=set)
     steps: list[tuple[float, Step]] = field(default_factory=list)
@@ -254,12 +281,17 @@ class Strict:
         return result
 
     def check(self, stage: Stage, row: Row) -> None:
-        if stage is Stage.TEXT:
+        if stage is Stage.TEXT and row.admission is not None:
             self.admit(row)
             return
         life = self.lives[row.request_id]
         assert (row.slots, row.admission) == (life.slots, None)
         match stage:
+            case Stage.TEXT:
+                assert row.start == life.text_end
+                assert row.count == len(row.text) > 0
+                assert life.text_end <= life.length + life.made - 1, "before a frame needs it"
+                life.text_end += row.count
             case Stage.PREFILL:
                 assert row.start == life.prefilled
                 assert 1 <= row.count <= self.limits.max_prefill_tokens
@@ -273,6 +305,7 @@ class Strict:
                 life.made += 1
             case Stage.DECODE:
                 assert row.start == life.drawn - 1 == life.made - 1
+                assert life.length + row.start < life.text_end or row.request_id in self.complete
                 life.drawn += 1
             case Stage.CODEC:
                 assert row.start == life.decoded
@@ -292,7 +325,10 @@ class Strict:
         assert own <= set(range(1, self.limits.num_pages + 1))
         assert not set(row.slots) & {slot for life in others for slot in life.slots}
         assert set(row.slots) <= set(range(1, self.limits.num_slots + 1))
-        self.lives[row.request_id] = Life(row.slots, pages, prompt.length)
+        assert all(one.trailing >= 0 for one in prompt.rows), "all of the prompt has come"
+        if not prompt.rows[0].open:
+            self.complete.add(row.request_id)
+        self.lives[row.request_id] = Life(row.slots, pages, prompt.length, prompt.rows[0].text_end)
 
 
 @dataclass
@@ -307,8 +343,8 @@ class Run:
         frames = {number: said.frames for number, said in enumerate(scenario.utterances)}
         device = TimedExecutor(clock, PriorCosts(scenario.seed), frames)
         self.clock = clock
-        self.strict = Strict(clock, device, predictor, limits, scenario.slow_from, bounded)
         self.scheduler = Answering(limits, predictor, make(self.policy, predictor, limits))
+        self.strict = Strict(clock, device, predictor, limits, scenario.slow_from, bounded, self.scheduler.complete)
         self.inbox = Unspun(clock, scenario.events(), self.strict.steps)
         run(self.inbox, self.scheduler, self, predictor, clock, self.deliver)
 
@@ -330,13 +366,18 @@ class Run:
     def of(self, number: int) -> list[Output]:
         return [output for _, output in self.outputs if output.request_id == number]
 
+    def answered(self, number: int) -> list[Output]:
+        """Without what it was told once it had text."""
+        retold = {id(output) for output in self.scheduler.retold}
+        return [output for output in self.of(number) if id(output) not in retold]
+
     def ended_at(self, number: int) -> float:
         return next(at for at, output in self.outputs if isinstance(output, End) and output.request_id == number)
 
 
 def check_outputs(said: Utterance, outputs: list[Output]) -> None:
     """One request's outputs, if it was served: contiguous chunks, then one end, with true figures."""
-    *chunks, end = outputs[1:] if isinstance(outputs[0], Queued) else outputs
+    *chunks, end = [output for output in outputs if not isinstance(output, Queued)]
     frame = 0
     for chunk in chunks:
         assert isinstance(chunk, Chunk)
@@ -355,7 +396,7 @@ def check_outputs(said: Utterance, outputs: list[Output]) -> None:
 def check_answer(played: Run, number: int) -> None:
     """What was said at submit: a refusal for what can never be served or has no room, and that is all of it."""
     answer, wrong = played.scheduler.answers[number], played.scenario.impossible(number)
-    outputs, limits = played.of(number), played.scenario.limits
+    outputs, limits = played.answered(number), played.scenario.limits
     assert len(answer) <= 1
     assert all(output is answer[0] for output in outputs if isinstance(output, Failed | Queued))
     assert not any(isinstance(output, Failed) for output in answer) or outputs == answer

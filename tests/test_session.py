@@ -660,3 +660,101 @@ async def test_outputs_after_the_loop_has_closed_are_dropped(executor: ThreadPoo
 
     await asyncio.to_thread(asyncio.run, start())
     engine.say(1)  # on another thread, as from the reader: must not raise
+
+
+# ---- text that is still being written ----
+
+
+@pytest.fixture
+async def open_call(executor: ThreadPoolExecutor) -> Call:
+    call = Call(executor, spec=replace(SPEC, open_text=True, languages=("auto", "english")))
+    call.session.listen(call.take)
+    return call
+
+
+async def test_a_voice_says_that_it_reads_open_texts_and_in_which_languages(open_call: Call) -> None:
+    created = open_call.told("session.created")[0]
+    assert (created["open_text"], created["languages"]) == (True, ["auto", "english"])
+
+
+async def test_text_goes_to_the_engine_as_it_comes(open_call: Call) -> None:
+    open_call.speak("a", "Hel", open=True, language="english")
+    assert open_call.engine.jobs[1].request.open
+    assert (open_call.engine.jobs[1].request.text, open_call.engine.jobs[1].request.language) == ("Hel", "english")
+    for message in ({"type": "text.append", "id": "a", "text": "lo."}, {"type": "text.done", "id": "a"}):
+        open_call.client(**message)
+    assert open_call.engine.written == [(1, "lo."), (1, None)]
+    open_call.engine.say(1, final=True)
+    open_call.engine.finish(1)
+    await open_call.packets(6)
+    assert open_call.told("speech.stopped")[0]["heard"] == "Hello."
+    assert open_call.told("error") == []
+
+
+async def test_an_utterance_that_waits_for_its_turn_keeps_its_text(open_call: Call) -> None:
+    for name in "abc":
+        open_call.speak(name, "", open=True)
+    open_call.client(type="text.append", id="c", text="Last.")
+    open_call.client(type="text.done", id="c")
+    assert open_call.engine.written == []
+    open_call.engine.say(1, final=True)
+    open_call.engine.finish(1)
+    await open_call.packets(1)
+    assert (open_call.engine.jobs[3].request.text, open_call.engine.jobs[3].request.open) == ("Last.", True)
+    assert open_call.engine.written == [(3, None)]
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "field", "why"),
+    [
+        ({"type": "text.append", "id": "b", "text": "x"}, "bad_request", "id", "b takes no more text: it is over, or"),
+        ({"type": "text.done", "id": "b"}, "bad_request", "id", "b takes no more text: it is over, or not open"),
+        (
+            {"type": "text.append", "id": "a", "text": "x" * 200},
+            "too_long",
+            "text",
+            "a would have more than 200 characters with this",
+        ),
+    ],
+)
+async def test_text_for_nobody_or_too_much_of_it_is_one_error_and_no_end(
+    open_call: Call, message: dict[str, Any], code: str, field: str, why: str
+) -> None:
+    open_call.speak("a", "Hi", open=True)
+    open_call.client(**message)
+    (error,) = open_call.told("error")
+    assert (error["code"], error["field"], error["event"]) == (code, field, message["type"])
+    assert error["message"].startswith(why)
+    assert "id" not in error
+    assert open_call.engine.written == []
+    assert not open_call.session.quiet
+
+
+async def test_after_its_end_it_takes_no_more(open_call: Call) -> None:
+    open_call.speak("a", "Hi.", open=True)
+    for _ in range(2):
+        open_call.client(type="text.done", id="a")
+    open_call.client(type="text.append", id="a", text="x")
+    assert [error["field"] for error in open_call.told("error")] == ["id", "id"]
+    assert open_call.engine.written == [(1, None)]
+
+
+async def test_a_voice_that_reads_whole_texts_says_so(call: Call) -> None:
+    call.speak("a", "Hi", open=True)
+    (error,) = call.told("error")
+    assert (error["id"], error["field"]) == ("a", "open")
+    assert error["message"] == "the voice scripted reads whole texts only: leave out open"
+    assert call.session.quiet
+
+
+async def test_a_silence_for_want_of_text_is_no_underrun(open_call: Call) -> None:
+    open_call.speak("a", "Hi", open=True)
+    open_call.engine.say(1, slack=float("inf"))
+    await open_call.packets(10)
+    open_call.engine.say(1, text_late=True, slack=float("inf"))
+    await open_call.packets(10)
+    open_call.session.stop()
+    assert open_call.told("speech.underrun") == []
+    (stopped,) = open_call.told("speech.stopped")
+    assert "underruns" not in stopped
+    assert stopped["sent_ms"] == pytest.approx(160.0)

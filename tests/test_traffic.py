@@ -150,7 +150,7 @@ class TestTrace:
     )
     def test_a_line_that_is_no_utterance(self, tmp_path: Path, line: str) -> None:
         path = written(tmp_path / "trace.jsonl", '{"at": 0, "frames": 25}', "", line)
-        names = "at, frames, text_tokens, rows, follows, cancel_at, rate, stall, hears, recording"
+        names = "at, frames, text_tokens, rows, follows, cancel_at, rate, stall, hears, recording, text_rate"
         with pytest.raises(ValueError) as error:
             read_trace(path)
         expected = f"{path}, line 3: expected a JSON object with at, frames and others of {names}, got {line}"
@@ -227,6 +227,8 @@ class TestTrace:
             ({"stall": [1, inf]}, "stall must be [seconds of audio above 0, seconds of pause from 0 to 1000000]"),
             ({"hears": 0}, "hears must be above 0"),
             ({"recording": 31}, "recording must be seconds from 0 to 30"),
+            ({"text_rate": 0}, "text_rate must be from 0.1 to 10000.0, with one row"),
+            ({"text_rate": 20, "rows": 2}, "text_rate must be from 0.1 to 10000.0, with one row"),
             ({"cancel_at": 0.5}, "cancel_at must be from at to 2000000"),
             ({"cancel_at": inf}, "cancel_at must be from at to 2000000"),
             ({"cancel_at": float("nan")}, "cancel_at must be from at to 2000000"),

@@ -6,8 +6,10 @@ export const MAX_MESSAGE_BYTES = 65536;
 
 const CLIENT = {
   "speak": [
-    "id", "text", "speaker?", "instruction?", "seed?", "temperature?", "language?", "voice?", "cfg_scale?"
+    "id", "text", "speaker?", "instruction?", "seed?", "temperature?", "language?", "voice?", "cfg_scale?", "open?"
   ],
+  "text.append": ["id", "text"],
+  "text.done": ["id"],
   "voice.create": ["id", "text", "audio"],
   "stop": [],
   "say": ["text"],
@@ -21,7 +23,10 @@ const CLIENT = {
 };
 
 const SERVER = {
-  "session.created": ["id", "voice", "licence", "sample_rate", "modes", "max_text_chars", "max_queued", "speakers?", "voices?"],
+  "session.created": [
+    "id", "voice", "licence", "sample_rate", "modes", "max_text_chars", "max_queued", "speakers?", "voices?",
+    "open_text?", "languages?"
+  ],
   "voice.created": ["id", "voice", "seconds"],
   "speech.queued": ["id", "wait_ms"],
   "speech.started": ["id", "ttfa_ms", "heard_ms?"],

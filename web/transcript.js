@@ -28,8 +28,10 @@ export class Transcript {
     return this.utterances.find((each) => each.id === id);
   }
 
-  /** A new one; `detail` gives the words of its state. */
+  /** A new one, or more of its text; `detail` gives the words of its state. */
   add(id, text, { who = "agent", state = "waiting", detail = () => tell("said.waiting"), ...more } = {}) {
+    const known = this.pending.find((each) => each.id === id);
+    if (known) return (known.text += text), known;
     const utterance = { id, who, text, heard: who === "user" ? text : "", state, detail, underruns: 0, ...more };
     this.utterances.unshift(utterance);
     return utterance;

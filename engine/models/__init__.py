@@ -56,6 +56,20 @@ class Functions:
     """The next frames' codes [B, T, K], state, slots [B] -> samples in [-1, 1], [B, T * samples_per_frame]."""
 
 
+class Reading(Protocol):
+    """What a model makes of a text that is still being written."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """With what has come of the text."""
+
+    def append(self, text: str) -> tuple[int, ...]:
+        """The tokens that have become certain. Raises RequestError."""
+
+    def end(self) -> tuple[int, ...]:
+        """The last ones. Raises RequestError."""
+
+
 class Model(Protocol):
     """What the executor needs of a voice."""
 
@@ -81,6 +95,9 @@ class Model(Protocol):
 
     def prompt(self, request: Request) -> Prompt:
         """What the backbone shall receive for the request. Raises RequestError."""
+
+    def reading(self, request: Request) -> Reading:
+        """Of a request whose text is open, where the spec says that it may be. Raises RequestError."""
 
     def new_state(self, limits: Limits) -> State:
         """State for `limits`, with page 0 and slot 0 besides, which belong to nobody."""

@@ -33,7 +33,7 @@ from engine.core import (
 from engine.depth import DepthConfig, DepthDecoder
 from engine.generation import Defaults, read_generation, read_sampling
 from engine.kv_cache import PagedKV
-from engine.models import Functions, State
+from engine.models import Functions, Reading, State
 from engine.normalise import LANGUAGES
 from engine.sampling import SamplingRows, SamplingState, draw, guide, penalise, uniforms
 from engine.text import TextConfig, TextEncoder
@@ -164,6 +164,11 @@ class Breeze(nn.Module):
     def prompt(self, request: Request) -> Prompt:
         """What the backbone shall receive for the request. Raises RequestError."""
         return self.layouts.prompt(request)
+
+    def reading(self, request: Request) -> Reading:
+        """Its text encoder sees the whole text at once, so that no text may be open. Raises RequestError."""
+        prompts.check_mode(request, self.spec)
+        raise AssertionError(f"a request whose text is open, got {request}")
 
     def new_state(self, limits: Limits) -> State:
         """State for `limits`, with page 0 and slot 0 besides, which belong to nobody."""

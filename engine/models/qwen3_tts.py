@@ -43,6 +43,7 @@ from engine.core import (
 )
 from engine.depth import MAX_CODEBOOKS, DepthConfig, FrameDecoder
 from engine.generation import Defaults, read_sampling
+from engine.growing_text import GrowingText
 from engine.kv_cache import PagedKV
 from engine.models import Functions, State
 from engine.norm import RMSNorm
@@ -77,6 +78,8 @@ SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Where Qwen2's tokenizer parts a text, before it merges bytes (its tokenizer.json, Apache-2.0)."""
+MEANING = "has a meaning of its own"
+"""What the special tokens have in a prompt."""
 ONLY = {"tokenizer_type": "qwen3_tts_tokenizer_12hz"}
 """Options with one value here."""
 OFFICIAL_SAMPLING: Defaults = {
@@ -343,6 +346,10 @@ class Qwen3TTS(nn.Module):
         """What the backbone shall receive for the request. Raises RequestError."""
         return self.layouts.prompt(request, self.spec)
 
+    def reading(self, request: Request) -> Reading:
+        """The same for a request whose text is open. Raises RequestError."""
+        return self.layouts.reading(request, self.spec)
+
     def speaker_vector(self, samples: Tensor) -> tuple[float, ...]:
         """Reference.vector of a recording, samples [n], mono at 24 kHz. Raises ValueError for one that is too short and
         for a voice that is no clone."""
@@ -443,8 +450,10 @@ class Qwen3TTS(nn.Module):
         return Functions(self.encode_text, self.backbone, self.decode, self.first_code, self.frame, self.codec.step)
 
     def fused(self) -> Functions:
-        """No kernels were made for it."""
-        return self.plain()
+        """The codec by fused kernels, where they fit this voice."""
+        from engine.fused_qwen3_tts import fused  # Triton is not there where only the CPU is
+
+        return fused(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,15 +484,27 @@ class Layouts:
 
     def prompt(self, request: Request, spec: ModelSpec) -> Prompt:
         """One row: there is no guidance. Raises RequestError."""
-        prompts.check_mode(request, spec)
+        wish = self._checked(request, spec)
         self._check_text("text", request.text, spec)
+        row = self.row(wish)
+        prompts.check_room(request, row.length, spec, least=row.trailing)
+        return Prompt((row,))
+
+    def reading(self, request: Request, spec: ModelSpec) -> Reading:
+        """Of a request whose text is open. Raises RequestError."""
+        wish = replace(self._checked(request, spec), reads_on=True)
+        reading = Reading(self, wish, GrowingText(self._tokenizer), spec)
+        reading.begin(request)
+        return reading
+
+    def _checked(self, request: Request, spec: ModelSpec) -> Wish:
+        """What it wishes for, with whatever text. Raises RequestError."""
+        prompts.check_mode(request, spec)
         if request.instruction:
             self._check_text("instruction", request.instruction, spec)
         if request.reference is not None:
             self._check_reference(request.reference, spec)
-        row = self.row(self._wish(request, spec))
-        prompts.check_room(request, row.length, spec, least=row.trailing)
-        return Prompt((row,))
+        return self._wish(request, spec)
 
     def _wish(self, request: Request, spec: ModelSpec) -> Wish:
         reference = request.reference
@@ -509,7 +530,19 @@ class Layouts:
         return known[speaker.lower()]
 
     def _check_text(self, what: str, text: str, spec: ModelSpec) -> None:
-        prompts.check_text(what, text, spec, self._reader, self._special, "has a meaning of its own")
+        prompts.check_text(what, text, spec, self._reader, self._special, MEANING)
+
+    def check_piece(self, before: str, piece: str, spec: ModelSpec) -> None:
+        """Raises RequestError for what cannot go on a text. Of what stands before it, the end may be part of a mark."""
+        if len(before) + len(piece) > spec.max_text_chars:
+            total = len(before) + len(piece)
+            raise RequestError(
+                f"text must have at most {spec.max_text_chars} characters, got {total} by now; open another request "
+                "for the rest",
+                "text",
+            )
+        longest = max(map(len, self._special), default=0)
+        prompts.check_readable("text", before[-longest:] + piece, spec, self._reader, self._special, MEANING)
 
     def _check_reference(self, reference: Reference, spec: ModelSpec) -> None:
         """A vector is needed; frames only where there is a transcript, which must cover all that they say."""
@@ -529,8 +562,7 @@ class Layouts:
     def row(self, wish: Wish) -> PromptRow:
         """The prompt's pairs, one a position, and behind them those of the text that goes with the frames."""
         marks = self.marks
-        opening = [(id_, None) for id_ in (*self._instruction(wish), *self.template(wish.text)[:ROLE])]
-        control, place = self._control(wish)
+        opening, control, place = self._before(wish)
         text = list(self.template(wish.text)[ROLE:-TAIL])
         if wish.reference is not None:
             body, rest, overlaid = self._continued(text, wish.reference, wish.reads_on)
@@ -538,20 +570,47 @@ class Layouts:
             body, rest, overlaid = [(text[0], marks.codec_begin)], [*text[1:], marks.end], 0
         else:
             body, rest, overlaid = [*self._said([*text, marks.end]), (marks.pad, marks.codec_begin)], [], 0
-        before = len(opening) + len(control)
-        overlays = [Overlay(len(opening) + place, vector=wish.vector)] if wish.vector else []
-        if wish.reference is not None:
-            overlays.append(Overlay(before + overlaid, frames=wish.reference.frames))
         behind = [(id_, None) for id_ in (*rest, marks.pad)]
         ids = tuple(self._pair(*pair) for pair in (*opening, *control, *body, *behind))
+        before = len(opening) + len(control)
+        overlays = self._overlays(wish, len(opening) + place, before + overlaid)
         prefix = self._prefix(wish, wish.reference, ids, before, len(body)) if wish.reference else None
-        return PromptRow((TextSegment(ids),), tuple(overlays), trailing=len(behind), prefix=prefix)
+        return PromptRow((TextSegment(ids),), overlays, trailing=len(behind), prefix=prefix)
 
     def _prefix(self, wish: Wish, reference: Reference, ids: Sequence[int], before: int, body: int) -> Prefix:
         """What comes before the first token of the text, which follows the transcript: no token sees another, and the
         backbone looks back only."""
         length = before + min(body, len(self.transcript(reference.text)) - TAIL)
         return prompts.prefix(length, ids[:length], wish.vector, reference.frames)
+
+    def open_row(self, wish: Wish) -> PromptRow:
+        """The same for a text of which nothing has come: what stands before it, with a recording's transcript. The
+        prompt ends with its first token, or with the recording's last frame."""
+        opening, control, place = self._before(wish)
+        before, frames = len(opening) + len(control), wish.reference.frames if wish.reference else ()
+        ids = [self._pair(*pair) for pair in (*opening, *control)]
+        if wish.reference is not None:
+            ids += self.words(self.transcript(wish.reference.text)[ROLE : ROLE - TAIL], first=True)
+        overlays = self._overlays(wish, len(opening) + place, before + 1)
+        missing = before + 1 + len(frames) - len(ids)
+        return PromptRow((TextSegment(tuple(ids)),), overlays, trailing=-missing, open=True)
+
+    def words(self, ids: Sequence[int], first: bool) -> tuple[int, ...]:
+        """Text that goes with frames. Of all of it, the first one begins them."""
+        return tuple(self._pair(id_, None if i or not first else self.marks.codec_begin) for i, id_ in enumerate(ids))
+
+    def _before(self, wish: Wish) -> tuple[list[tuple[int, int | None]], list[tuple[int, int | None]], int]:
+        """What comes before any text: instruction and role, and the control block with its place for a vector."""
+        role = self.template("")[:ROLE]
+        opening: list[tuple[int, int | None]] = [(id_, None) for id_ in (*self._instruction(wish), *role)]
+        control, place = self._control(wish)
+        return opening, control, place
+
+    def _overlays(self, wish: Wish, vector_at: int, frames_at: int) -> tuple[Overlay, ...]:
+        overlays = [Overlay(vector_at, vector=wish.vector)] if wish.vector else []
+        if wish.reference is not None:
+            overlays.append(Overlay(frames_at, frames=wish.reference.frames))
+        return tuple(overlays)
 
     def _control(self, wish: Wish) -> tuple[list[tuple[int, int | None]], int]:
         """The language and the speaker; and the place within for a vector."""
@@ -609,6 +668,57 @@ class Layouts:
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text).ids)
+
+
+class Reading:
+    """One request's text while it is being written: its prompt as far as that is known, and then what comes.
+
+    The layout is that of a text that reads on, whatever the voice: the tokens are those of the whole text so laid out.
+    A recording takes as much of the text as it has frames, so speech that continues one waits for that much.
+    """
+
+    def __init__(self, layouts: Layouts, wish: Wish, growing: GrowingText, spec: ModelSpec) -> None:
+        self._layouts, self._growing, self._spec = layouts, growing, spec
+        self._row = layouts.open_row(wish)
+        self._continues = wish.reference is not None
+        self._text, self._words = "", 0
+
+    @property
+    def prompt(self) -> Prompt:
+        return Prompt((self._row,))
+
+    def begin(self, request: Request) -> None:
+        """With the text that it brings. Raises RequestError."""
+        self.append(request.text)
+        prompts.check_room(request, self._row.length, self._spec, least=self._row.trailing)
+
+    def append(self, text: str) -> tuple[int, ...]:
+        """The tokens that are certain once this has come. Raises RequestError."""
+        self._layouts.check_piece(self._text, text, self._spec)
+        self._text += text
+        return self._grow(self._growing.push(text))
+
+    def end(self) -> tuple[int, ...]:
+        """The last ones. Raises RequestError where there was nothing to say."""
+        rest = self._growing.end()
+        if not self._words + len(rest):
+            raise RequestError(f"text must hold something to say, got {self._text!r}; send words", "text")
+        marks = self._layouts.marks
+        missing = max(0, -(self._row.trailing + len(rest) + 1))
+        return self._grow([*rest, marks.end, *[marks.pad] * missing, marks.pad])
+
+    def _grow(self, ids: Sequence[int]) -> tuple[int, ...]:
+        ids = self._layouts.words(ids, first=not (self._words or self._continues))
+        self._words += len(ids)
+        self._row = self._row.with_text(ids)
+        most, positions = self._spec.max_positions - 1, self._row.text_end
+        if positions > most:
+            raise RequestError(
+                f"text must fit into {most} positions with its prompt, got {positions} by now; open another request "
+                "for the rest",
+                "text",
+            )
+        return ids
 
 
 def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Qwen3TTS:
@@ -725,6 +835,7 @@ def read_spec(folder: Path, main: Section, audio: Section, config: QwenConfig, l
         sampling=read_sampling(folder, OFFICIAL_SAMPLING, GREEDY_FLAGS),
         speakers=tuple(marks.speakers),
         languages=marks.spoken,
+        open_text=True,
     )
     own = len(layouts.template(prompts.SAMPLE)) - ROLE - TAIL
     around = layouts.row(Wish(prompts.SAMPLE)).length - own + 2  # a language and a speaker besides

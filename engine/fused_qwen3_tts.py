@@ -1,0 +1,61 @@
+"""The stages of Qwen3-TTS by fused kernels, where they fit a voice's weights. It does not know graphs or slots.
+
+Backbone and codec are those of Breeze TTS 2. A frame is fed back as a prompt of one position, since what is added up
+there differs. Depth decoder and code 0 run in PyTorch's own operations: the kernels know no norms of queries and keys
+in the one, and no end of speech among the control ids in the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from engine.device import launches_overlap
+from engine.fused import BackboneChunk, BackboneWeights, Launch, Places
+from engine.fused_breeze import MOST_TOKENS, codec
+from engine.kv_cache import PagedKV
+from engine.models import Functions
+from engine.models.qwen3_tts import Qwen3TTS
+
+log = logging.getLogger(__name__)
+
+
+def fused(model: Qwen3TTS) -> Functions:
+    """Every stage whose weights the kernels take; the others in PyTorch's own operations."""
+    launch, functions = Launch(overlap=launches_overlap(model.device)), model.plain()
+    in_bf16 = (backbone,) if model.dtype is torch.bfloat16 else ()  # its tiles hold no float32 weights
+    for stage in (*in_bf16, codec):
+        try:
+            functions = stage(model, functions, launch)
+        except ValueError as error:
+            log.info("%s runs unfused: %s", stage.__name__, error)
+    return functions
+
+
+def backbone(model: Qwen3TTS, plain: Functions, launch: Launch) -> Functions:
+    """Prefill and decode."""
+    talker, spec = model.talker, model.spec
+    table, head = talker.code_predictor.model.codec_embedding.weight, talker.codec_head.weight  # neither is read
+    weights = BackboneWeights.of(talker.model, table, spec.num_codebooks, head, spec.max_positions)
+
+    @cache
+    def chunk(sequences: int, length: int) -> BackboneChunk:
+        return BackboneChunk.allocate(weights, sequences, length, launch)
+
+    def prefill(embeds: Tensor, positions: Tensor, valid: Tensor, kv: PagedKV, slots: Tensor, num_pages: int) -> Tensor:
+        rows, length, _ = embeds.shape
+        if rows * length > MOST_TOKENS:
+            return plain.prefill(embeds, positions, valid, kv, slots, num_pages)
+        return chunk(rows, length).run(embeds, Places(kv, positions, valid, slots))
+
+    def decode(
+        codes: Tensor, text: Tensor | None, positions: Tensor, valid: Tensor, kv: PagedKV, slots: Tensor, num_pages: int
+    ) -> Tensor:
+        embeds = model.feedback(codes, text)
+        return prefill(embeds[:, None], positions[:, None], valid[:, None], kv, slots, num_pages)[:, 0]
+
+    return replace(plain, prefill=prefill, decode=decode)
