@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.bench_browser import PACKET_SAMPLES
-from agent.bench_report import Spread
+from agent.bench_report import measured
 from agent.browser import BrowserError
 from agent.pace import PACKET_SECONDS
+from agent.probe.outcome import Spread
 from agent.receive import FRAME_SAMPLES
 
 WARM_SECONDS = 1.0
@@ -119,7 +120,7 @@ def missing(sequences: Sequence[int]) -> list[int]:
 def spread(values: Sequence[float] | NDArray[np.float64]) -> Spread:
     """Raises BenchError where there are none."""
     try:
-        return Spread.of(values, "packet")
+        return measured(values, "packet")
     except BrowserError as error:
         raise BenchError(str(error)) from None
 

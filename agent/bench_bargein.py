@@ -30,7 +30,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from agent import wrtc
-from agent.bench_report import SENTENCES, Advance, Line, Spread, judged, words
+from agent.bench_report import SENTENCES, Advance, Line, judged, measured, words
 from agent.bench_silence import (
     ROOM,
     SPEAKS,
@@ -239,9 +239,9 @@ async def cycles(url: str, folder: Path, wanted: int, advance: Advance) -> Cycle
     return Cycles(
         cycles=len(rows),
         late=sum(row > NEXT_SOUND_MS for row in rows),
-        next_sound_ms=Spread.of(rows, "sound after a stop"),
-        ttfa_ms=Spread.of((ttfa for ttfa, _ in begun), "start of speech"),
-        started_ms=Spread.of((at for _, at in begun), "start of speech"),
+        next_sound_ms=measured(rows, "sound after a stop"),
+        ttfa_ms=measured((ttfa for ttfa, _ in begun), "start of speech"),
+        started_ms=measured((at for _, at in begun), "start of speech"),
         books_before=books(before),
         books_after=books(after),
         submitted=counted(after, "submitted") - counted(before, "submitted"),

@@ -21,8 +21,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.bench_report import SENTENCES, Advance, Line, Spread, table, words
+from agent.bench_report import SENTENCES, Advance, Line, measured, table, words
 from agent.browser import QUANTUM_MS, Array, BrowserError, Heard, Listener, chromium, serve, tab
+from agent.probe.outcome import Spread
 from engine.machine import describe, write_json
 from engine.options import positive, positive_number, whole
 
@@ -139,7 +140,7 @@ async def connects(browser: Browser, url: str, count: int, advance: Advance, scr
             ready.append(heard.of_type("session.created")[-1]["at"] - heard.clicked_at("connect"))
             await listener.hang_up()
             advance(done + 1)
-    return Connects(Spread.of(heard.offers, "answer"), Spread.of(ready, "call"))
+    return Connects(measured(heard.offers, "answer"), measured(ready, "call"))
 
 
 async def turns(browser: Browser, url: str, count: int, advance: Advance) -> Turns:
@@ -155,9 +156,9 @@ async def turns(browser: Browser, url: str, count: int, advance: Advance) -> Tur
                 advance(turn + 1)
     ttfa = [message["ttfa_ms"] for message in listener.heard.of_type("speech.started")[2:]]
     return Turns(
-        Spread.of(ttfa, "start of speech"),
-        Spread.of(sounds, "sound after Speak"),
-        Spread.of(stops, "sound when Stop was pressed"),
+        measured(ttfa, "start of speech"),
+        measured(sounds, "sound after Speak"),
+        measured(stops, "sound when Stop was pressed"),
     )
 
 
@@ -231,7 +232,7 @@ def _stretch(heard: Heard, counted: dict[str, float], underruns: list[int], busy
         packets=len(packets),
         packets_lost=int(counted["packetsLost"]),
         timestamp_steps=timestamp_steps(packets),
-        inter_arrival_ms=Spread.of(np.diff(arrived), "packet"),
+        inter_arrival_ms=measured(np.diff(arrived), "packet"),
         arrival_clock=clock,
         jitter_buffer_ms=round(1000 * counted["jitterBufferDelay"] / counted["jitterBufferEmittedCount"], 1),
         calls_beside=len(underruns) - 1,

@@ -34,7 +34,7 @@ from rich.progress import Progress
 from agent.bench_arrivals import BenchError
 from agent.bench_browser import BUSY, beside
 from agent.bench_policies import Compared, compared, slide
-from agent.bench_report import SENTENCES, Advance, Line, Spread, table
+from agent.bench_report import SENTENCES, Advance, Line, measured, table
 from agent.bench_transport import (
     BATCH,
     PATIENCE,
@@ -56,6 +56,7 @@ from agent.demo import POLICIES
 from agent.dial import ClientError
 from agent.dial import Line as Dial
 from agent.guard import Access
+from agent.probe.outcome import Spread
 from agent.protocol import Watch
 from agent.scene import Scene
 from agent.server import attach
@@ -328,7 +329,7 @@ def drawn(
         synthetic_listeners=load,
         seconds=round(seconds, 1),
         frames_a_second=round(1000 * len(deltas) / float(np.sum(deltas)), 1) if len(deltas) else 0.0,
-        frame_ms=Spread.of(deltas, "frame"),
+        frame_ms=measured(deltas, "frame"),
         moves_a_second=round(sum(each.moves for each in counted) / seconds, 1),
         renderer=cpu(lambda by_kind: by_kind["renderer"]),
         chromium=cpu(lambda by_kind: sum(by_kind.values())),

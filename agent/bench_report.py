@@ -6,12 +6,12 @@ It does not know what was measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from rich.table import Table
 
 from agent.browser import BrowserError
+from agent.probe.outcome import Spread
 from engine.core import PCM, Chunk, Request
 from engine.runtime import EngineError, Runtime
 
@@ -29,23 +29,12 @@ Line = tuple[str, str, str, bool | None]
 """Of a table: what, value, target, and whether it was met, where there is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Percentiles of one measured duration, in ms."""
-
-    count: int
-    p50: float
-    p95: float
-    p99: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Iterable[float | None], what: str) -> Spread:
-        """Of the values that are there. Raises BrowserError where none is."""
-        known = [value for value in values if value is not None]
-        if not known:
-            raise BrowserError(f"there was no {what} to measure: ask for more, or look at what the server printed")
-        return cls(len(known), *(round(float(np.quantile(known, q)), 1) for q in (0.5, 0.95, 0.99, 1.0)))
+def measured(values: Iterable[float | None], what: str) -> Spread:
+    """Percentiles, in ms, of the values that are there. Raises BrowserError where none is."""
+    known = [value for value in values if value is not None]
+    if not known:
+        raise BrowserError(f"there was no {what} to measure: ask for more, or look at what the server printed")
+    return Spread.of(known)
 
 
 def words(spread: Spread) -> str:

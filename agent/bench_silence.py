@@ -34,8 +34,9 @@ from typing import Any
 import numpy as np
 
 from agent import wrtc
-from agent.bench_report import Spread
+from agent.bench_report import measured
 from agent.browser import AUDIBLE, BrowserError, Heard
+from agent.probe.outcome import Spread
 from agent.sounds import NAMES, RATE, Pcm, sentence
 
 UNTOLD_MS = 300.0
@@ -112,7 +113,7 @@ class Silences:
         """Raises BrowserError where not one fell silent."""
 
         def spread(values: Iterator[float | None]) -> Spread:
-            return Spread.of(values, "falling silent")
+            return measured(values, "falling silent")
 
         return cls(
             trials=len(rows),

@@ -6,8 +6,10 @@ Memory for each shape is made at its first call and kept, since a graph that was
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +36,7 @@ from engine.models.qwen3_tts import Qwen3TTS
 from engine.sampling import SamplingRows
 
 log = logging.getLogger(__name__)
+Voice = TypeVar("Voice", Breeze, Qwen3TTS)
 
 MOST_TOKENS = 1024
 """Of one part, a pack of text or padded prompts: for more, whose products are bound by arithmetic, PyTorch's own
@@ -42,9 +45,16 @@ operations are taken."""
 
 def fused(model: Breeze) -> Functions:
     """Every stage whose weights the kernels take; the others in PyTorch's own operations."""
+    return by_kernels(model, text, backbone, depth)
+
+
+def by_kernels(model: Voice, *in_bf16: Callable[[Voice, Functions, Launch], Functions]) -> Functions:
+    """These stages of a model in bfloat16, and its codec, as far as the kernels take their weights."""
     launch, functions = Launch(overlap=launches_overlap(model.device)), model.plain()
-    in_bf16 = (text, backbone, depth) if model.dtype is torch.bfloat16 else ()  # their tiles hold no float32 weights
-    for stage in (*in_bf16, codec):
+    stages: list[Callable[[Voice, Functions, Launch], Functions]] = [codec]
+    if model.dtype is torch.bfloat16:  # their tiles hold no float32 weights
+        stages += in_bf16
+    for stage in stages:
         try:
             functions = stage(model, functions, launch)
         except ValueError as error:

@@ -7,33 +7,21 @@ in the one, and no end of speech among the control ids in the other.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from functools import cache
 
-import torch
 from torch import Tensor
 
-from engine.device import launches_overlap
 from engine.fused import BackboneChunk, BackboneWeights, Launch, Places
-from engine.fused_breeze import MOST_TOKENS, codec
+from engine.fused_breeze import MOST_TOKENS, by_kernels
 from engine.kv_cache import PagedKV
 from engine.models import Functions
 from engine.models.qwen3_tts import Qwen3TTS
 
-log = logging.getLogger(__name__)
-
 
 def fused(model: Qwen3TTS) -> Functions:
     """Every stage whose weights the kernels take; the others in PyTorch's own operations."""
-    launch, functions = Launch(overlap=launches_overlap(model.device)), model.plain()
-    in_bf16 = (backbone,) if model.dtype is torch.bfloat16 else ()  # its tiles hold no float32 weights
-    for stage in (*in_bf16, codec):
-        try:
-            functions = stage(model, functions, launch)
-        except ValueError as error:
-            log.info("%s runs unfused: %s", stage.__name__, error)
-    return functions
+    return by_kernels(model, backbone)
 
 
 def backbone(model: Qwen3TTS, plain: Functions, launch: Launch) -> Functions:

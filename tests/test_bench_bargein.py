@@ -33,7 +33,6 @@ from agent.bench_bargein import (
     rows,
     unlabelled,
 )
-from agent.bench_report import Spread
 from agent.bench_silence import (
     FIRST_ONSET,
     TICKS,
@@ -51,6 +50,7 @@ from agent.bench_silence import (
     trial,
 )
 from agent.browser import AUDIBLE, BrowserError, Heard, find_chromium
+from agent.probe.outcome import Spread
 from agent.sounds import NAMES, RATE, onset, sentence
 
 QUIET, LOUD = AUDIBLE / 2, 0.2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent.bench_browser import arrivals, first_sound_ms, main, stop_ms, timestamp_steps
-from agent.bench_report import Spread
+from agent.bench_report import measured
 from agent.browser import AUDIBLE, QUANTUM_MS, BrowserError, Heard
 
 QUIET, LOUD = AUDIBLE / 2, 0.2
@@ -66,10 +66,10 @@ def test_arrivals_are_those_at_the_socket_where_the_browser_tells_them() -> None
 
 
 def test_spread_leaves_out_what_could_not_be_measured_and_says_so() -> None:
-    spread = Spread.of([1.0, None, 3.0], "sound")
+    spread = measured([1.0, None, 3.0], "sound")
     assert (spread.count, spread.p50, spread.max) == (2, 2.0, 3.0)
     with pytest.raises(BrowserError, match="no sound to measure"):
-        Spread.of([None], "sound")
+        measured([None], "sound")
 
 
 def test_a_missing_browser_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,8 +24,8 @@ from agent.bench_arrivals import (
     of_packets,
     places,
 )
-from agent.bench_report import Spread
 from agent.bench_transport import LOST, Recording, Speech, main, spoken_rows, written
+from agent.probe.outcome import Spread
 from engine.core import Chunk, Finished, Output, Request
 
 SPEECH = Speech(SPEC, (tone(0, 24_000), tone(0, 36_000)))

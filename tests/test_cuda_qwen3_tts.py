@@ -21,6 +21,7 @@ from engine.runtime import Runtime
 
 pytestmark = [
     pytest.mark.cuda,
+    # justified: CI has no GPU
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device"),
 ]
 NAME = "qwen3-tts-0.6b"

@@ -192,7 +192,7 @@ async def test_the_first_error_ends_all_others() -> None:
         try:
             if number == 1:
                 raise ValueError("the second")
-            await asyncio.sleep(60)  # until it is cancelled
+            await asyncio.sleep(60)  # justified: until it is cancelled
         finally:
             ended.append(number)
 

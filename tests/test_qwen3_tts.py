@@ -565,7 +565,7 @@ def written(runtime: Runtime, ask: Request, pieces: list[str], pause: float = 0.
     with suppress(RequestError):  # it has all its frames before it has all its text
         for piece in pieces:
             runtime.append_text(number, piece)
-            time.sleep(pause)  # so that pieces come between steps
+            time.sleep(pause)  # justified: so that pieces come between steps
         runtime.end_text(number)
     codes: list[list[int]] = []
     while not isinstance(output := outputs.get(timeout=60), Finished):

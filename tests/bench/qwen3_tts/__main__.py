@@ -96,7 +96,7 @@ def open_text(runtime: Runtime, request: Request) -> tuple[float, float]:
     heard = bench.Listener(bench.MonotonicClock(), 0.0, runtime.spec.sample_rate)
     opened = Request(" ".join(words[:3]) + " ", request.sampling, request.speaker, language=request.language, open=True)
     number = runtime.submit(opened, heard.deliver)
-    time.sleep(0.05)
+    time.sleep(0.05)  # justified: words come as a language model writes them, 20 a second
     heard.submitted_at = heard.clock.now()
     runtime.append_text(number, words[3] + " ")
     for word in words[4:]:
