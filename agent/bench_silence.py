@@ -24,7 +24,6 @@ is repeated, and counted.
 from __future__ import annotations
 
 import random
-import wave
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -38,6 +37,7 @@ from agent.bench_report import measured
 from agent.browser import AUDIBLE, BrowserError, Heard
 from agent.probe.outcome import Spread
 from agent.sounds import NAMES, RATE, Pcm, sentence
+from engine.wav import header
 
 UNTOLD_MS = 300.0
 """Where speech.silenced never came, nothing was playing when the user was noticed; what is audible for longer than this
@@ -255,11 +255,7 @@ def microphone(plan: Sequence[Speaking]) -> Pcm:
 
 
 def write_wav(file: Path, samples: Pcm) -> Path:
-    with wave.open(str(file), "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(RATE)
-        out.writeframes(samples.tobytes())
+    file.write_bytes(header(RATE, samples.nbytes) + samples.astype("<i2").tobytes())
     return file
 
 

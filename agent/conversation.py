@@ -331,18 +331,19 @@ class Conversation:
             await self._apologise(reply, trouble)
 
     async def _speak_flow(self, reply: Reply, texts: AsyncGenerator[str]) -> None:
-        flow, trouble, utterance = Flow(self._session.max_text_chars), None, ""
+        flow, trouble, utterance, refused = Flow(self._session.max_text_chars), None, "", False
         try:
             async for delta in texts:
                 for piece, ends in flow.push(delta):
                     if self._session.append(utterance, piece):
                         if piece:
                             self._session.send(ReplyText(id=utterance, text=piece))
-                    else:  # the first of it, or the voice has ended by itself
+                    elif not refused:  # the first of it, or the voice has ended by itself
                         utterance = await self._speak(reply, piece, open=True)
+                        refused = not utterance and speakable(piece)
                     if ends:
                         self._session.finish(utterance)
-                        utterance = ""
+                        utterance, refused = "", False
         except OutsideError as error:
             trouble = error
         finally:

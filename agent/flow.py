@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from agent.sentences import speakable
+
 SOFT_CHARS = 300
 """After so many, an utterance ends with its sentence: about 20 s, of which an interruption leaves what was heard."""
 MAX_CHARS = 1000
@@ -22,10 +24,17 @@ class Flow:
         self._max_chars = min(MAX_CHARS, max_chars)
         self._chars = 0
         self._last = ""
+        self._held = ""
+        """The beginning of an utterance in which nothing can be said yet, such as the sign before a number."""
 
     def push(self, delta: str) -> Iterator[tuple[str, bool]]:
-        """Pieces of it, and whether an utterance ends with each. White space before its first word is left out."""
+        """Pieces of it, and whether an utterance ends with each, the first of which has something to say. White space
+        before that is left out."""
+        delta, self._held = self._held + delta, ""
         while delta := delta if self._chars else delta.lstrip():
+            if not self._chars and len(delta) < self._max_chars and not speakable(delta):
+                self._held = delta
+                return
             cut = self._cut(delta)
             piece, delta = (delta, "") if cut is None else (delta[:cut], delta[cut:])
             self._chars = self._chars + len(piece) if cut is None else 0

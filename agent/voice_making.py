@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import logging
 from collections.abc import Callable
 
 from agent.protocol import MAX_REASON_CHARS, Error, VoiceCreate, VoiceCreated
-from agent.voices import Voices, VoicesBusy
+from agent.voices import RETRY_AFTER, Voices, VoicesBusy
 from engine.checks import RequestError
 from engine.core import ErrorCode
+
+log = logging.getLogger(__name__)
 
 FIELDS = {"reference": "audio", "reference text": "text"}
 """What the engine calls a field, and what the message does."""
@@ -46,6 +49,10 @@ class VoiceMaking:
             self._fail(create, ErrorCode.BAD_REQUEST, str(error), FIELDS.get(error.field or ""))
         except VoicesBusy as error:
             self._fail(create, error.code, str(error), retry_after=error.retry_after)
+        except Exception:  # whoever asked is not to wait for ever
+            log.exception("a recording could not be worked on")
+            why = "the recording could not be worked on: send it again later"
+            self._fail(create, ErrorCode.BUSY, why, retry_after=RETRY_AFTER)
         else:
             self._send(VoiceCreated(id=create.id, voice=made.id, seconds=made.seconds))
 

@@ -14,14 +14,13 @@ from typing import Protocol
 
 from engine.byte_cache import ByteCache
 from engine.checks import RequestError, shown
-from engine.cloning import Attempt, CloneFailed
+from engine.cloning import BYTES_A_CODE, Attempt, CloneFailed
 from engine.core import ErrorCode, ModelSpec, Reference
 from engine.reference import check_cloning
 from engine.voice_folder import NAME, NamedVoice, VoiceFolder
 
 MAX_VOICES_BYTES = 32 * 2**20
-"""Of those that clients made: half a minute of a recording takes 48 kB."""
-BYTES_A_CODE = 8
+"""Of those that clients made: half a minute of a recording takes 240 kB."""
 AT_ONCE, MAX_WAITING = 2, 16
 """Recordings that are worked on, and that wait for that: each may be 10 MB, decoded by a process of its own."""
 RETRY_AFTER = 2.0
@@ -64,6 +63,8 @@ class Voices:
         """Files that were read, with the instant of their last change."""
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="cloning")
         self._attempts: set[Attempt] = set()
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        """Who waits here and goes takes their recording along; what waits in a pool keeps it until a thread is free."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -111,8 +112,9 @@ class Voices:
         attempt = Attempt()
         self._attempts.add(attempt)
         try:
-            loop = asyncio.get_running_loop()
-            reference = await loop.run_in_executor(self._threads, self._engine.clone, data, text, attempt)
+            async with self._turn:
+                loop = asyncio.get_running_loop()
+                reference = await loop.run_in_executor(self._threads, self._engine.clone, data, text, attempt)
         except CloneFailed as failed:
             raise VoicesBusy(str(failed), failed.code, failed.retry_after) from failed
         except asyncio.CancelledError:

@@ -4,8 +4,6 @@ later. It does not know what it sounds like: recordings are noise, and the encod
 
 from __future__ import annotations
 
-import io
-import wave
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -39,13 +37,14 @@ from engine.encoder_places import MAX_RECORDINGS, EncoderPlaces
 from engine.loop import run as run_loop
 from engine.metrics import quantile
 from engine.predictor import Predictor
+from engine.reference import SAMPLE_RATE as RATE
 from engine.runtime import Runtime
 from engine.scheduler import Scheduler
 from engine.traffic import SPEC
+from engine.wav import header
 
 MODEL = "breeze-tts-2"
 """Whose encoder's dimensions are measured."""
-RATE = 24_000
 LEVEL = 0.1
 FRAMES = 16
 """Of each utterance: its first audio counts."""
@@ -234,13 +233,8 @@ def noise(seconds: float, seed: int) -> Samples:
 
 def wav(samples: Samples) -> bytes:
     """The same as a file."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(RATE)
-        out.writeframes((samples * 32767).astype("<i2").tobytes())
-    return file.getvalue()
+    pcm = (samples * 32767).astype("<i2").tobytes()
+    return header(RATE, len(pcm)) + pcm
 
 
 def ms(seconds: float) -> float:

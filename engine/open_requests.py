@@ -68,6 +68,11 @@ class OpenRequests:
             self.drop(number)
             self._put(Refused(number, request.epoch, ErrorCode.BAD_REQUEST, str(error), error.field))
             return
+        except Exception:  # that one's failure, not everybody's
+            log.exception("the text of request %d cannot be read", number)
+            self.drop(number)
+            self._put(Refused(number, request.epoch, ErrorCode.BAD_REQUEST, "its text cannot be read", "text"))
+            return
         if piece.done:
             self.drop(number)
         if ids or piece.done:

@@ -163,15 +163,16 @@ class Runtime:
         self._append(request_id, text, done=False)
 
     def end_text(self, request_id: int, text: str = "") -> None:
-        """The same for the last piece: the text is complete. Nothing happens if the request is over. One that nobody
-        goes on with for 30 s is taken to be complete."""
-        if text or request_id in self._open:
-            self._append(request_id, text, done=True)
+        """The same for the last piece: the text is complete. An end without text of a request that is over does
+        nothing. One that nobody goes on with for 30 s is taken to be complete."""
+        self._append(request_id, text, done=True)
 
     def _append(self, request_id: int, text: str, done: bool) -> None:
         check(isinstance(text, str), "text", "text", text)
         with self._changed:
             request = self._open.get(request_id)
+            if request is None and done and not text:
+                return
             left = None if request is None else request.chars_left
             if request is None or left is None:
                 why = "it is over, or was never submitted" if request is None else "its text is complete"

@@ -170,9 +170,9 @@ AGENT_LEVELS = (
     "fault",
     "realtime",
     "protocol lateness pace allowance metrics toc libopus heard vad echo sentences sse thoughts trouble dialogue feed "
-    "words flow dial closing near sounds probe probe.recording probe.stretch probe.ear probe.outcome probe.sounds "
+    "words dial closing near sounds probe probe.recording probe.stretch probe.ear probe.outcome probe.sounds "
     "probe.network probe.findings",
-    "manner utterance playout turn guard transit called secret script silencing turn_end reply probe.books",
+    "flow manner utterance playout turn guard transit called secret script silencing turn_end reply probe.books",
     "asking opus offer wire door jitter endpoint whisper realtime_items realtime_keys",
     "hearing microphone track receive chat whisper_worker transcribe container realtime_session",
     "client brain ears listener understanding",

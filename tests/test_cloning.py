@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import threading
+import tracemalloc
 import wave
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from voices import KINDS
 
 from engine import reference as decoding
 from engine.checks import RequestError
-from engine.cloning import Attempt, CloneFailed, Cloning, GivenUp
+from engine.cloning import BYTES_A_CODE, Attempt, CloneFailed, Cloning, GivenUp
 from engine.codec_encoder import load
 from engine.core import (
     Chunk,
@@ -301,3 +302,15 @@ def test_paths_and_addresses_are_no_recordings(tiny: Runtime, tmp_path: Path) ->
     for data in (str(tmp_path / "mine.wav").encode(), b"http://127.0.0.1/mine.wav", b"file:///etc/passwd"):
         with pytest.raises(RequestError, match="must be an audio file"):
             tiny.clone(data, TEXT)
+
+
+def test_what_a_reference_weighs_is_counted() -> None:
+    codes = np.random.default_rng(0).integers(0, 2048, (375, 16))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        frames = tuple(tuple(row) for row in codes.tolist())
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken <= sum(map(len, frames)) * BYTES_A_CODE <= 1.2 * taken

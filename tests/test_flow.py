@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.flow import MAX_CHARS, SOFT_CHARS, Flow
+from agent.sentences import speakable
 
 SENTENCE = "This is one of the sentences of a long reply. "
 
@@ -62,6 +63,14 @@ def test_what_has_no_sentences_is_cut_between_words() -> None:
 @given(st.lists(st.text("ab. \n!。", max_size=40), max_size=30), st.sampled_from([20, 100, MAX_CHARS]))
 def test_nothing_is_lost_and_nothing_is_too_long(deltas: list[str], most: int) -> None:
     said = utterances(deltas, most)
-    assert "".join("".join(said).split()) == "".join("".join(deltas).split())
+    told, whole = ("".join("".join(parts).split()) for parts in (said, deltas))
+    assert whole.startswith(told)
+    assert not speakable(whole[len(told) :]), "what has nothing to say may be left out at the end"
     assert all(0 < len(one) <= most for one in said)
     assert all(one[0] not in " \n" for one in said)
+
+
+def test_a_sign_before_the_first_word_is_kept_for_it() -> None:
+    assert utterances(["$", "5 it is."]) == ["$5 it is."]
+    assert utterances([" (", "“", "Perhaps", ")."]) == ["(“Perhaps)."]
+    assert utterances(["-", " ", "…"]) == []

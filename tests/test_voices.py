@@ -115,6 +115,22 @@ async def test_those_of_the_folder_have_names_and_a_file_that_changes_is_read_ag
     voices.close()
 
 
+async def test_who_waits_and_goes_takes_the_recording_along() -> None:
+    voices = Voices(engine := Studio(at_once=False))
+    busy = [asyncio.create_task(voices.make(b"sound", str(i))) for i in range(AT_ONCE)]
+    await until(lambda: len(engine.asked) == AT_ONCE)
+    for i in range(3 * MAX_WAITING):
+        waiting = asyncio.create_task(voices.make(b"large", str(i)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert voices._threads._work_queue.qsize() == 0
+    engine.let.set()
+    await asyncio.gather(*busy)
+    assert len(engine.asked) == AT_ONCE
+    voices.close()
+
+
 async def test_ten_thousand_voices_take_no_more_than_they_may() -> None:
     voices = Voices(Studio(), max_bytes=50_000)
     ids = [(await voices.make(b"sound", str(number))).id for number in range(200)]

@@ -450,7 +450,7 @@ class Qwen3TTS(nn.Module):
         return Functions(self.encode_text, self.backbone, self.decode, self.first_code, self.frame, self.codec.step)
 
     def fused(self) -> Functions:
-        """The codec by fused kernels, where they fit this voice."""
+        """Backbone and codec by fused kernels, where they fit this voice."""
         from engine.fused_qwen3_tts import fused  # Triton is not there where only the CPU is
 
         return fused(self)
