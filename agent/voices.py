@@ -14,7 +14,7 @@ from typing import Protocol
 
 from engine.byte_cache import ByteCache
 from engine.checks import RequestError, shown
-from engine.cloning import BYTES_A_CODE, Attempt, CloneFailed
+from engine.cloning import BYTES_A_CODE, Attempt, CloneFailed, GivenUp
 from engine.core import ErrorCode, ModelSpec, Reference
 from engine.reference import check_cloning
 from engine.voice_folder import NAME, NamedVoice, VoiceFolder
@@ -117,6 +117,8 @@ class Voices:
                 reference = await loop.run_in_executor(self._threads, self._engine.clone, data, text, attempt)
         except CloneFailed as failed:
             raise VoicesBusy(str(failed), failed.code, failed.retry_after) from failed
+        except GivenUp as error:  # by close()
+            raise VoicesBusy("the server ends", ErrorCode.CLOSED, None) from error
         except asyncio.CancelledError:
             attempt.give_up()
             raise

@@ -14,8 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.message import Message
+from typing import Any, cast
 
-from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from agent.guard import AddRoute, Guard, Refusal, busy
 from agent.protocol import MAX_REASON_CHARS
@@ -29,6 +32,8 @@ PATH = "voices"
 UPLOAD_SECONDS = 60.0
 MAX_UPLOADS = 4
 """At once: each holds what has come of its recording."""
+UNREADABLE = ValueError, RuntimeError, AssertionError, HttpProcessingError, web.RequestPayloadError
+"""How aiohttp says that a form cannot be read."""
 LIMITS = {"audio": MAX_BYTES, "text": 8 * 1024}
 """Bytes of the form's parts."""
 
@@ -93,13 +98,40 @@ async def read_form(request: web.Request) -> dict[str, bytes]:
         raise Refusal(415, "bad_request", "the body must be multipart/form-data, with the parts audio and text")
     try:
         async with asyncio.timeout(UPLOAD_SECONDS):
-            return await _parts(await request.multipart())
+            body = cast(StreamReader, Body(request.content, boundary_of(request)))
+            return await _parts(MultipartReader(request.headers, body))
     except TimeoutError as error:
         raise Refusal(408, "too_slow", f"the recording must be there within {UPLOAD_SECONDS:g} s") from error
-    except (ValueError, RuntimeError, AssertionError, web.RequestPayloadError) as error:  # aiohttp's own, of many kinds
+    except UNREADABLE as error:
         raise Refusal(
             400, "bad_request", f"the body must be a form that can be read: {error}"[:MAX_REASON_CHARS]
         ) from error
+
+
+class Body:
+    """A form's body, which has to begin with its boundary: aiohttp looks for that line after line (RFC 2046, section
+    5.1.1, allows a preamble), and nothing else goes on while there are lines. Otherwise it is what it is given."""
+
+    def __init__(self, content: StreamReader, boundary: bytes) -> None:
+        self._content, self._first = content, b"--" + boundary
+
+    async def readline(self, **limits: int) -> bytes:
+        """Raises ValueError for a first line that is not the boundary."""
+        line = await self._content.readline(**limits)
+        if self._first and line.rstrip() not in (self._first, self._first + b"--"):
+            raise ValueError("it must begin with its boundary")
+        self._first = b""
+        return line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+
+def boundary_of(request: web.Request) -> bytes:
+    """What parts the form."""
+    header = Message()
+    header["Content-Type"] = request.headers["Content-Type"]
+    return (header.get_boundary() or "").encode()
 
 
 async def _parts(reader: MultipartReader) -> dict[str, bytes]:

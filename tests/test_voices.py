@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from aiohttp import FormData, web
+from aiohttp import FormData, MultipartReader, StreamReader, web
+from aiohttp.base_protocol import BaseProtocol
 from aiohttp.test_utils import TestClient, TestServer
 from caller import Caller
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from agent.guard import Access
 from agent.manner import Manner
 from agent.server import attach
 from agent.voices import AT_ONCE, MAX_WAITING, Voices, VoicesBusy
+from agent.voices_http import Body
 from engine.checks import RequestError
 from engine.cloning import Attempt, CloneFailed, GivenUp
 from engine.core import ErrorCode, Failed, Mode, ModelSpec, Reference
@@ -348,6 +350,11 @@ async def test_what_is_wrong_with_a_form(site: Site, parts: list[tuple[str, byte
         (b"sound", "multipart/form-data", 400),
         (b"sound", "multipart/form-data; boundary=x", 400),
         (b"--x\r\n\r\nsound", "multipart/form-data; boundary=x", 400),
+        (b"--x\r\nnocolon\r\n\r\nsound\r\n--x--\r\n", "multipart/form-data; boundary=x", 400),
+        (b"--x\r\n" + 200 * b"a: b\r\n" + b"\r\nsound\r\n--x--\r\n", "multipart/form-data; boundary=x", 400),
+        (b"--x\r\na: " + 9000 * b"b" + b"\r\n\r\nsound\r\n--x--\r\n", "multipart/form-data; boundary=x", 400),
+        (b"a preamble\r\n--x\r\n\r\nsound\r\n--x--\r\n", "multipart/form-data; boundary=x", 400),
+        (2**20 * b"\n", "multipart/form-data; boundary=x", 400),
     ],
 )
 async def test_a_body_that_is_no_form(site: Site, body: bytes, kind: str, status: int) -> None:
@@ -355,6 +362,17 @@ async def test_a_body_that_is_no_form(site: Site, body: bytes, kind: str, status
         answer = await response.json()
     assert response.status == status, answer
     assert not site.engine.asked
+
+
+async def test_a_form_without_a_beginning_is_not_read_on() -> None:
+    """Line after line is read without letting anybody else do anything."""
+    stream = StreamReader(BaseProtocol(asyncio.get_running_loop()), 2**16)
+    stream.feed_data(2**16 * b"\n")
+    with pytest.raises(ValueError, match="begin with its boundary"):
+        await MultipartReader(
+            {"Content-Type": "multipart/form-data; boundary=x"}, cast(StreamReader, Body(stream, b"x"))
+        ).next()
+    assert stream.total_bytes - len(await stream.readany()) == 1
 
 
 async def test_it_needs_the_token() -> None:
