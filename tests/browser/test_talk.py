@@ -17,7 +17,7 @@ from conftest import require_browser
 from sounds import Wave, clip, cough, int16, noise
 from states import LONG, PASSED, WRITTEN, interrupt
 
-from agent.browser import Listener, Served, chromium, tab
+from agent.browser import Heard, Listener, Served, chromium, tab
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -50,6 +50,20 @@ async def talking(server: Served, file: Path, sound: Wave) -> AsyncIterator[List
         await listener.page.check("#microphone")
         await listener.connect()
         yield listener
+
+
+async def over_a_reply(server: Served, file: Path, sound: Wave) -> Heard:
+    """What is heard of a reply over which the sound comes; where a slow machine spoke after it, once more."""
+    for _ in range(3):
+        async with talking(server, file, sound) as listener:
+            await listener.speak(LONG)
+            await listener.until_speaking()
+            await listener.until_silent()
+            heard = await listener.gather()
+        began_at = heard.of_type("speech.started")[0]["at"]
+        if all(turn["at"] > began_at for turn in heard.of_type("turn.started")):
+            return heard
+    raise AssertionError("three times the sound came before the reply")
 
 
 async def test_a_spoken_turn_is_answered(server: Served, tmp_path: Path) -> None:
@@ -96,11 +110,7 @@ async def test_a_cough_or_a_backchannel_does_not_end_the_reply(
     server: Served, tmp_path: Path, sound: Wave, pauses: int
 ) -> None:
     """A cough may be too short to be taken for the beginning of speech; a backchannel is not."""
-    async with talking(server, tmp_path / "short.wav", sound) as listener:
-        await listener.speak(LONG)
-        await listener.until_speaking()
-        await listener.until_silent()
-        heard = await listener.gather()
+    heard = await over_a_reply(server, tmp_path / "short.wav", sound)
     (stopped,) = heard.of_type("speech.stopped")
     assert (stopped["reason"], stopped["heard"]) == ("end", LONG)
     assert len(heard.of_type("speech.paused")) == len(heard.of_type("speech.continued")) >= pauses
