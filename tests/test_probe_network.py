@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent.probe.network import CALM, Direction, Network, Trouble, Way, age, is_media, parse
+from agent.probe.network import CALM, Direction, Network, Trouble, Way, is_media, parse, taken_at
 
 WITHIN = 10.0
 
@@ -135,22 +135,42 @@ async def test_what_is_on_its_way_never_comes_once_the_way_is_closed() -> None:
     assert (way.waiting, came) == (0, [])
 
 
-def test_a_datagram_is_as_old_as_the_kernel_has_had_it() -> None:
-    ages = list[float]()
+def test_a_datagram_came_when_the_kernel_took_it() -> None:
+    late = list[float]()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here, socket.socket(type=socket.SOCK_DGRAM) as there:
         here.bind(("127.0.0.1", 0))
         for wait in (0.0, 0.0, 0.05):
             there.sendto(b"x", here.getsockname())
             time.sleep(wait)  # justified: whoever reads has something else to do
             here.recv(10)
-            ages.append(age(here.fileno()))
-    assert ages[2] >= 0.05 > ages[1]
+            late.append(time.monotonic() - taken_at(here.fileno()))
+    assert late[2] >= 0.05 > late[1]
     read, write = os.pipe()
     try:
-        assert age(read) == 0.0, "it is no socket"
+        before = time.monotonic()
+        assert before <= taken_at(read) <= time.monotonic(), "it is no socket"
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_a_machine_that_does_something_else_between_two_clocks_moves_no_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, stalls = time.time, iter([0.02, 0.0, 0.02])
+
+    def stalled() -> float:
+        time.sleep(next(stalls))  # justified: this is the stall
+        return wall()
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here, socket.socket(type=socket.SOCK_DGRAM) as there:
+        here.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(time, "time", stalled)
+        for _ in range(2):  # the kernel begins to note with the first that is asked for
+            stalls = iter([0.02, 0.0, 0.02])
+            sent_at = time.monotonic()
+            there.sendto(b"x", here.getsockname())
+            here.recv(10)
+            came_at = taken_at(here.fileno())
+        assert sent_at - 0.001 <= came_at <= sent_at + 0.01
 
 
 async def test_a_packet_came_when_it_was_due_however_late_the_loop_is() -> None:

@@ -26,6 +26,7 @@ export class History {
   at = null; // of the last view
   buffered = 0; // milliseconds, then
   #waiting = []; // {chunk, left}: what is ready, in the order in which it plays
+  #still = false; // what was ready had not moved, in the last view: it is paused
 
   /** The instant at which what is ready will have been played. */
   get deadline() {
@@ -41,11 +42,13 @@ export class History {
   take({ at, buffered_ms: buffered, chunks = [], steps = [], peers = [], calls = 0 }) {
     const before = Math.min(this.at ?? at - 100, at);
     const oldEnd = this.coming.at(-1)?.to ?? before;
+    const wasReady = this.#left > 0;
     for (const [id, when, frames, slack] of chunks) this.#add({ id, at: when, frames, slack, due: null });
     for (const [stage, when, ms, rows, mine] of steps) this.steps.push({ stage, at: when, ms, rows, mine });
     const surplus = buffered - this.#left;
     if (surplus > 1) this.#waiting.unshift({ chunk: unseen(surplus / FRAME_MS), left: surplus });
     const playing = Math.max(0, -surplus);
+    this.#still = wasReady && playing < 1;
     this.#measure(before, at, buffered, playing);
     this.#play(before, at, playing);
     this.at = at;
@@ -64,7 +67,7 @@ export class History {
     if (this.at === null) return [at, at];
     const end = this.coming.at(-1)?.to ?? at;
     const now = Math.max(at, this.at);
-    this.#play(this.at, now, Math.min(now - this.at, this.#left));
+    if (!this.#still) this.#play(this.at, now, Math.min(now - this.at, this.#left));
     this.#lay(now);
     const lost = this.coming.filter(({ chunk }) => chunk.id === id || chunk.id === "");
     this.dropped.push(...lost);

@@ -348,10 +348,9 @@ class Inlet(asyncio.DatagramProtocol):
 
     def __init__(self, behind: asyncio.DatagramProtocol, way: Way, sock: Any) -> None:
         self._behind, self._way, self._sock = behind, way, sock
-        self._loop = asyncio.get_running_loop()
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
-        self._way.send(data, addr, self._loop.time() - age(self._sock.fileno()))
+        self._way.send(data, addr, taken_at(self._sock.fileno()))
 
     def error_received(self, exc: Exception) -> None:
         self._behind.error_received(exc)
@@ -360,16 +359,26 @@ class Inlet(asyncio.DatagramProtocol):
         self._behind.connection_lost(exc)
 
 
-def age(descriptor: int) -> float:
-    """Seconds since the kernel took the datagram that was read last from this socket; 0 where it does not tell.
+def taken_at(descriptor: int) -> float:
+    """When, by time.monotonic, the kernel took the datagram that was read last from this socket; now where it does not
+    tell.
 
     A loop that has something else to do for 50 ms notices a packet so much later, for which no agent is to blame."""
     try:
         stamp = fcntl.ioctl(descriptor, SIOCGSTAMPNS, bytes(struct.calcsize("ll")))
     except OSError:
-        return 0.0
+        return time.monotonic()
     seconds, nanoseconds = map(float, struct.unpack("ll", stamp))
-    return min(max(0.0, time.time() - seconds - 1e-9 * nanoseconds), MOST_LATE)
+    wall, now = _both_clocks()
+    return now - min(max(0.0, wall - seconds - 1e-9 * nanoseconds), MOST_LATE)
+
+
+def _both_clocks() -> tuple[float, float]:
+    """time.time and time.monotonic at one instant: the closest of three readings, since a machine that does something
+    else between the two would put a packet before it was sent."""
+    readings = [(time.monotonic(), time.time(), time.monotonic()) for _ in range(3)]
+    before, wall, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return wall, (before + after) / 2
 
 
 def _protocols(connection: RTCPeerConnection) -> list[Any]:

@@ -708,6 +708,16 @@ async def test_what_is_not_played_is_dropped_where_it_lay(listener: Listener) ->
     assert (history["coming"], history["cuts"]) == ([], [{"at": 1080, "ms": 46}])
 
 
+async def test_of_a_reply_that_stands_still_nothing_is_played_when_it_is_dropped(listener: Listener) -> None:
+    """A user who speaks over it pauses it first; it is over only after more speech."""
+    paused = view(1000, 320, chunks=[["u1", 1000, 4, 0]]), view(1100, 320)
+    history = await after(listener, *paused, ["drop", "u1", 1180])
+    assert (history["played"], history["coming"]) == ([], [])
+    assert history["dropped"] == [[1180, 1500, 4]]
+    history = await after(listener, *paused, view(1200, 220), ["drop", "u1", 1250])
+    assert history["played"] == [[1100, 1250, 4]], "it had gone on"
+
+
 async def test_another_utterance_stays_when_one_is_dropped(listener: Listener) -> None:
     chunks = [["u1", 1000, 1, 0], ["u2", 1000, 2, 0]]
     history = await after(listener, view(1000, 240, chunks=chunks), ["drop", "u1", 1040])
