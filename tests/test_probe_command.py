@@ -26,7 +26,7 @@ from agent.probe.command import main, origin, shown, token
 from agent.probe.judging import Judges, expects, judged, reply_seconds
 from agent.probe.outcome import PEAK_SECONDS, Outcome
 from agent.probe.recording import RATE, Packet, Recording, Said, Told
-from agent.probe.report import FIGURES
+from agent.probe.report import FIGURES, UNITS
 from agent.probe.run import Lateness, Plan, Run, at_once, rehearsals
 from agent.probe.scenario import Cue, Expectation, Scenario, Step, built_in
 
@@ -281,9 +281,15 @@ def test_a_recording_becomes_figures_and_a_picture() -> None:
 def test_all_that_was_measured_is_told_and_the_page_says_what_it_is() -> None:
     outcome = judged(recording((103.0, 105.0), (107.0, 109.0)), OVER, None)
     assert set(outcome.figures) <= set(FIGURES)
+    assert {name.rpartition("_")[2] for name in FIGURES} == set(UNITS)
     assert outcome.figures["claimed_over_ms"] == pytest.approx((0.0,), abs=60)
-    assert {"answered_ms", "packet_ms", "between_p99_ms", "spread_ms", "after_stop_ms"} <= set(outcome.figures)
+    assert {"answered_ms", "between_p99_ms", "spread_ms", "after_stop_ms"} <= set(outcome.figures)
     assert (outcome.figures["packet_ms"], outcome.figures["between_max_ms"]) == ((20.0,), pytest.approx((20.0,)))
+    assert outcome.figures["timestamp_ms"] == (20.0,)
+    assert outcome.figures["rate_percent"] == pytest.approx((100.0,))
+    assert outcome.figures["drift_ppm"] == pytest.approx((0.0,), abs=0.1)
+    packets = ("wrongly_stamped_packets", "lost_packets", "reordered_packets")
+    assert [outcome.figures[name] for name in packets] == [(0.0,)] * 3
     assert outcome.takeovers == {"question": True, "interruption": True}
 
 

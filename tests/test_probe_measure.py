@@ -206,6 +206,7 @@ def test_a_steady_sender() -> None:
     found = pacing(paced())
     assert (found.packets, found.packet_ms, found.longest_ms, found.long_packets) == (300, 20.0, 20.0, 0)
     assert (found.lost, found.reordered, found.wrong_timestamps) == (0, 0, 0)
+    assert found.timestamp_ms == 20.0 and pacing(paced()[:1]).timestamp_ms is None
     assert found.between_p99_ms == pytest.approx(20) == found.between_max_ms
     assert found.rate == pytest.approx(1.0) and found.drift is not None and abs(found.drift.ppm) < 1e-3
 
@@ -214,6 +215,7 @@ def test_packets_of_40_ms() -> None:
     found = pacing(paired(paced()))
     assert (found.packet_ms, found.longest_ms, found.long_packets) == (40.0, 40.0, 150)
     assert found.wrong_timestamps == 0 and found.between_p99_ms == pytest.approx(40)
+    assert found.timestamp_ms == 40.0
 
 
 def test_packets_that_are_lost_twice_there_and_out_of_order() -> None:

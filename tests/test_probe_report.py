@@ -126,6 +126,15 @@ def test_each_figure_stands_on_the_page_with_what_it_is() -> None:
     assert "silence in a reply that was to go on" not in words, "nothing was measured"
 
 
+def test_each_figure_has_its_unit() -> None:
+    figures = {"drift_ppm": (-812.0,), "rate_percent": (99.9,), "wrongly_stamped_packets": (3.0,)}
+    words = Page(page(report(summary(outcome(figures=figures))))).words
+    assert "-812 ppm" in words
+    assert "99.9 %" in words
+    assert "wrongly stamped packetsof a call" in words
+    assert "3 ms" not in words
+
+
 def test_expectations_and_findings_are_counted_by_trial() -> None:
     gap = Found("gap", "one"), Found("gap", "two"), Found("late_stop")
     network = Found("gap", "the network lost 3 packets", network=True)

@@ -24,7 +24,7 @@ from agent.probe.scenario import Expectation, Scenario
 
 if TYPE_CHECKING:
     from agent.probe.judge import Verdict
-    from agent.probe.measure import Measures
+    from agent.probe.measure import Measures, Pacing
 
 NICE = 15
 FRAME = RATE // 50
@@ -172,12 +172,28 @@ def figures(measures: Measures, verdict: Verdict, scenario: Scenario) -> dict[st
             found.setdefault(name, []).append(held.got_ms)
     found |= {name: [getattr(measures, name)] for name in OF_A_CALL}
     if measures.pacing.packets:
-        found |= {name: [getattr(measures.pacing, name)] for name in OF_ITS_PACKETS}
+        found |= {name: [value] for name, value in of_its_packets(measures.pacing).items()}
     for kind, name in (("concealed", "concealed_ms"), ("zeros", "padded_ms")):
         found[name] = [gap.ms for gap in measures.gaps if gap.kind == kind and not gap.lost]
     found["claimed_over_ms"] = [*verdict.claimed_over_ms]
     known = {name: tuple(value for value in values if value is not None) for name, values in found.items()}
     return {name: values for name, values in known.items() if values}
+
+
+def of_its_packets(pacing: Pacing) -> dict[str, float | None]:
+    """A call's figures of when its packets came and of what they say of it."""
+    return {
+        "packet_ms": pacing.packet_ms,
+        "timestamp_ms": pacing.timestamp_ms,
+        "between_p99_ms": pacing.between_p99_ms,
+        "between_max_ms": pacing.between_max_ms,
+        "spread_ms": pacing.spread_ms,
+        "rate_percent": None if pacing.rate is None else 100 * pacing.rate,
+        "drift_ppm": None if pacing.drift is None else pacing.drift.ppm,
+        "wrongly_stamped_packets": float(pacing.wrong_timestamps),
+        "lost_packets": float(pacing.lost),
+        "reordered_packets": float(pacing.reordered),
+    }
 
 
 def takeovers(measures: Measures, scenario: Scenario) -> dict[str, bool]:
@@ -187,7 +203,6 @@ def takeovers(measures: Measures, scenario: Scenario) -> dict[str, bool]:
 
 
 OF_A_CALL = ("answered_ms", "connected_ms", "first_packet_ms", "first_audio_ms", "buffer_ms")
-OF_ITS_PACKETS = ("packet_ms", "between_p99_ms", "between_max_ms", "spread_ms")
 GOT = {"resumes": "resumed_ms", "continues": "silent_ms", "waits": "audible_ms"}
 """What within_ms is compared with, by the kind of expectation."""
 

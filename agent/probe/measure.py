@@ -125,6 +125,8 @@ class Pacing:
     packets: int
     packet_ms: float
     """How long most of them are."""
+    timestamp_ms: float | None
+    """From one timestamp to the next, of most packets; None for fewer than two."""
     longest_ms: float
     long_packets: int
     """Of more than 20 ms."""
@@ -359,10 +361,10 @@ def pacing(packets: Sequence[Packet]) -> Pacing:
     streams = [_stream(packets, source) for source in dict.fromkeys(packet.source for packet in packets)]
     longest = max(streams, key=lambda stream: len(stream.ordered), default=Stream([], []))
     drift, spread = longest.drift_and_spread()
-    values, counts = np.unique(lengths, return_counts=True)
     return Pacing(
         packets=len(packets),
-        packet_ms=1000 * float(values[counts.argmax()]) / RATE,
+        packet_ms=1000 * commonest(lengths) / RATE,
+        timestamp_ms=longest.timestamp_ms,
         longest_ms=1000 * float(lengths.max()) / RATE,
         long_packets=int(np.count_nonzero(lengths > 960)),
         wrong_timestamps=sum(stream.wrong for stream in streams),
@@ -374,6 +376,12 @@ def pacing(packets: Sequence[Packet]) -> Pacing:
         rate=longest.rate,
         drift=drift,
     )
+
+
+def commonest(values: NDArray[np.int64]) -> int:
+    """Of at least one value; of several as frequent ones the least."""
+    found, counts = np.unique(values, return_counts=True)
+    return int(found[counts.argmax()])
 
 
 def _stream(packets: Sequence[Packet], source: int) -> Stream:
@@ -403,6 +411,11 @@ class Stream:
     def neighbours(self) -> Iterator[tuple[Packet, Packet]]:
         """Each packet and the next, where the network lost nothing between them."""
         return ((one, other) for (a, one), (b, other) in pairwise(self.ordered) if b == a + 1)
+
+    @property
+    def timestamp_ms(self) -> float | None:
+        steps = [(other.timestamp - one.timestamp) % (1 << 32) for one, other in self.neighbours]
+        return 1000 * commonest(np.array(steps, np.int64)) / RATE if steps else None
 
     @property
     def wrong(self) -> int:

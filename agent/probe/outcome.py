@@ -70,7 +70,8 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One trial. figures: by name, each as often as it was measured in this trial; ms where the name ends in _ms."""
+    """One trial. figures: by name, each as often as it was measured in this trial; the name's last word is the unit
+    (see report.UNITS)."""
 
     scenario: str
     trial: int

@@ -57,12 +57,20 @@ FIGURES = {
     "first_audio_ms": "from dialling to the first audible sample",
     "buffer_ms": "what the listener's buffer held back, the median of a call",
     "packet_ms": "what most packets of a call hold",
+    "timestamp_ms": "from one packet's timestamp to the next's, of most packets of a call",
     "between_p99_ms": "from one packet's arrival to the next's, 99 of 100 of a call",
     "between_max_ms": "the same, the longest of a call",
     "spread_ms": "how much later than the earliest packets of a call the latest come",
+    "rate_percent": "sound that comes in a second, where the sender does not pause; 100 % is paced",
+    "drift_ppm": "by how much packets come slower than their timestamps say; below 0, faster",
+    "wrongly_stamped_packets": "of a call, whose timestamp is not the one before and its length",
+    "lost_packets": "of a call, that the network lost",
+    "reordered_packets": "of a call, that came behind a later one",
     "claimed_over_ms": "what the server says was heard, less what came out at the listener",
 }
-"""All that is measured, and what it is."""
+"""All that is measured, and what it is. A name's last word is the figure's unit."""
+UNITS = {"ms": "{:.0f} ms", "percent": "{:.1f} %", "ppm": "{:.0f} ppm", "packets": "{:.0f}"}
+"""How a figure is written, by its unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,11 +449,12 @@ def _figures(report: Report) -> Markup | None:
     rows = []
     for name, about in FIGURES.items():
         if values := [value for summary in report.summaries for value in summary.values(name)]:
-            spread = Spread.of(values)
-            ends = (str(spread.count), *(f"{end:.0f} ms" for end in (spread.p50, spread.p95, spread.p99, spread.max)))
+            spread, (label, _, unit) = Spread.of(values), name.rpartition("_")
+            written = map(UNITS[unit].format, (spread.p50, spread.p95, spread.p99, spread.max))
+            ends = (str(spread.count), *written)
             cells = [tag("td", end, class_="number", data_name=head) for head, end in zip(ENDS, ends, strict=True)]
-            words = tag("th", name.removesuffix("_ms").replace("_", " "), tag("p", about), scope="row")
-            rows.append(tag("tr", words, *cells))
+            words = f"{label.replace('_', ' ')}{' packets' * (unit == 'packets')}"
+            rows.append(tag("tr", tag("th", words, tag("p", about), scope="row"), *cells))
     if not rows:
         return None
     head = tag("tr", tag("th", "Figure", scope="col"), *(tag("th", end, scope="col", class_="number") for end in ENDS))
@@ -453,7 +462,7 @@ def _figures(report: Report) -> Markup | None:
     return tag("section", tag("h2", "All figures"), table, _takeovers(report))
 
 
-ENDS = ("Values", "p50", "p95", "p99", "Longest")
+ENDS = ("Values", "p50", "p95", "p99", "Largest")
 
 
 def _takeovers(report: Report) -> Markup | None:
