@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,18 @@ def test_all_that_was_measured_is_told_and_the_page_says_what_it_is() -> None:
     packets = ("wrongly_stamped_packets", "lost_packets", "reordered_packets")
     assert [outcome.figures[name] for name in packets] == [(0.0,)] * 3
     assert outcome.takeovers == {"question": True, "interruption": True}
+
+
+def test_a_finding_keeps_its_size_and_a_check_what_was_assumed() -> None:
+    expect = Expectation("resumes", "interruption", 1500.0), Expectation("absent", absent="any")
+    outcome = judged(recording((103.0, 105.0), (107.0, 109.0)), replace(OVER, expect=expect), None)
+    assert [check.assumed for check in outcome.checks] == [True, False]
+    made = recording((103.0, 105.0))
+    made.failure = "refused"
+    (found,) = judged(made, replace(OVER, expect=expect[1:]), None).findings
+    assert (found.name, found.size, found.unit) == ("lost_call", pytest.approx(10.0), "s")
+    says = "the call was lost after 10.0 s: refused"
+    assert found.data() == {"name": "lost_call", "says": says, "size": 10.0, "unit": "s"}
 
 
 async def test_a_recording_that_cannot_be_judged_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,9 +316,13 @@ def test_resumes() -> None:
     def pausing(since: float, begin: float) -> object:
         return recording(packets(talk(12, (101.0, reply(1.4)), (since, reply(4.0, begin)))), ASKED, MHM)
 
-    assert held(pausing(103.0, 1.4), "resumes", 1500.0).held is True
+    taken = held(pausing(103.0, 1.4), "resumes", 1500.0)
+    assert taken.held is True and taken.assumed, "nobody knows the reply"
+    elsewhere = held(pausing(103.0, 1.4), "resumes", 1500.0, reference=reply(2.0, 8.0))
+    assert elsewhere.held is True and elsewhere.assumed, "the reference has another"
     assert held(pausing(105.0, 1.4), "resumes", 1500.0).held is False
-    assert held(pausing(103.0, 1.4), "resumes", 1500.0, reference=reply(8.0)).held is True
+    known = held(pausing(103.0, 1.4), "resumes", 1500.0, reference=reply(8.0))
+    assert known.held is True and not known.assumed
     another = held(pausing(103.0, 8.0), "resumes", 1500.0, reference=reply(6.0))
     assert another.held is False and "not with what comes next" in another.text
     never = recording(packets(talk(12, (101.0, reply(1.4)))), ASKED, MHM)

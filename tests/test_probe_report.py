@@ -186,7 +186,8 @@ def test_folders_of_this_machine_are_left_out(said: str, shown_as: str) -> None:
 
 
 def test_the_data_have_each_scenario_and_each_trial() -> None:
-    broken = outcome(1, held=False, stop=740.0, findings=(Found("gap", "in /home/me/x.wav", 0.4),))
+    gap = Found("gap", "in /home/me/x.wav", 0.4, size=80.04, unit="ms")
+    broken = outcome(1, held=False, stop=740.0, findings=(gap,))
     found = data(report(summary(outcome(), broken), summary(outcome(), name="cough")))
     assert set(found) == {
         *("command", "machine", "url", "protocol", "network", "seed", "good", "interrupted", "warning"),
@@ -206,7 +207,7 @@ def test_the_data_have_each_scenario_and_each_trial() -> None:
         "seconds": 12.0,
         "figures": {"stop_ms": [740.0], "response_ms": [700.0, 750.0]},
         "broken": [f"{STOPS}: 740 ms"],
-        "findings": [{"name": "gap", "says": "in x.wav"}],
+        "findings": [{"name": "gap", "says": "in x.wav", "size": 80.0, "unit": "ms"}],
     }
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 

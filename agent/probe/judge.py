@@ -95,6 +95,8 @@ class Held:
     held: bool | None
     got_ms: float | None
     text: str
+    assumed: bool = False
+    """It holds if the agent went on with the same reply, which could not be checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,12 +549,12 @@ class Trial:
     def _same_reply(self, expected: Expectation, got: float, step: StepMeasures, since: float, text: str) -> Held:
         """What comes next has to be what the reference says next, if what was before is in it."""
         if self.reference is None:
-            return Held(expected, True, got, f"{text}; without a reference, the same reply is taken for granted")
+            words = f"{text}; without a reference, the same reply is taken for granted"
+            return Held(expected, True, got, words, assumed=True)
         place = self._place(step.begins_at)
         if place is None:
-            return Held(
-                expected, True, got, f"{text}; the reply is not in the reference, nor can its rest be looked for"
-            )
+            words = f"{text}; the reply is not in the reference, nor can its rest be looked for"
+            return Held(expected, True, got, words, assumed=True)
         start_at = self._sent_at(since)
         start = self._sample_at(start_at)
         found = match(self.voice.samples[start : start + SHORT_MATCH_SAMPLES], self.reference)

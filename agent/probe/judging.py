@@ -145,9 +145,9 @@ def judged(recording: Recording, scenario: Scenario, reference: Pcm | None) -> O
         recording.ended_at - recording.dialled_at,
         figures=figures(measures, verdict, scenario),
         takeovers=takeovers(measures, scenario),
-        checks=tuple(Checked(expects(one.expectation), one.held, one.text) for one in verdict.held),
+        checks=tuple(Checked(expects(one.expectation), one.held, one.text, one.assumed) for one in verdict.held),
         findings=tuple(
-            Found(one.name, one.text, None if one.at is None else one.at - base, one.network)
+            Found(one.name, one.text, None if one.at is None else one.at - base, one.network, one.size, one.unit)
             for one in verdict.findings
         ),
         missed=tuple(recording.missed),

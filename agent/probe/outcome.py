@@ -30,6 +30,8 @@ class Checked:
     """None where it could not be judged."""
     says: str = ""
     """What was measured."""
+    assumed: bool = False
+    """It holds if the agent went on with the same reply, which could not be checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,16 @@ class Found:
     """Seconds since the picture's beginning."""
     network: bool = False
     """It was the network's doing, and counts for nothing against the agent."""
+    size: float | None = None
+    """In `unit`."""
+    unit: str = ""
+
+    def data(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found: dict[str, Any] = {"name": self.name, "says": self.says}
+        if self.size is not None:
+            found |= {"size": round(self.size, 1), "unit": self.unit}
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +129,8 @@ class Outcome:
         found["takeovers"] = dict(self.takeovers)
         found["broken"] = [f"{check.expects}: {check.says}" for check in self.broken]
         found["unjudged"] = [f"{check.expects}: {check.says}" for check in self.checks if check.held is None]
-        found["findings"] = [{"name": each.name, "says": each.says} for each in self.faults]
-        found["network"] = [{"name": each.name, "says": each.says} for each in self.findings if each.network]
+        found["findings"] = [each.data() for each in self.faults]
+        found["network"] = [each.data() for each in self.findings if each.network]
         found |= {"missed": list(self.missed), "failure": self.failure}
         return {name: value for name, value in found.items() if value not in ([], {}, None)}
 
