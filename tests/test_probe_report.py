@@ -191,7 +191,7 @@ def test_the_data_have_each_scenario_and_each_trial() -> None:
     found = data(report(summary(outcome(), broken), summary(outcome(), name="cough")))
     assert set(found) == {
         *("command", "machine", "url", "protocol", "network", "seed", "good", "interrupted", "warning"),
-        *("seconds", "scenarios", "findings", "trials"),
+        *("seconds", "notes", "scenarios", "findings", "trials"),
     }
     assert found["good"] is False
     interruption = found["scenarios"]["interruption"]
@@ -276,6 +276,17 @@ def test_the_page_says_what_held_and_what_did_not() -> None:
     assert "No trial was finished" in Page(page(report())).words
 
 
+def test_what_was_taken_for_granted_is_said_once() -> None:
+    taken = Checked("goes on after mhm within 1000 ms", True, "0 ms", assumed=True)
+    made = report(summary(*(outcome(n, checks=(taken, Checked(ABSENT, True))) for n in range(3))))
+    (note,) = data(made)["notes"]
+    assert note.startswith("3 times it was not checked that the agent went on with the same reply")
+    assert Page(page(made)).words.count(f"Not known: {note}.") == 1
+    assert made.good
+    assert data(report(summary(outcome())))["notes"] == []
+    assert "Not known" not in Page(page(report(summary(outcome())))).words
+
+
 def test_a_picture_has_both_voices_the_marks_and_the_gaps() -> None:
     picture = outcome(held=False).picture
     assert picture is not None
@@ -350,6 +361,18 @@ def test_what_a_load_shows_is_said() -> None:
         "memory grew by 9 MB in the second half of 100 connect/close cycles",
     ]
     assert load(cycles=replace(cycles, failed=0, left=(), bound_mb=9.0)).broken == []
+
+
+def test_who_only_connects_and_closes_has_no_trials() -> None:
+    well = load(peers=0, talking=0, calls=0, growths=(), cycles=Cycles(100, 0, None, None, (), -1.0, 24.0))
+    text = page(report(load=well))
+    words = Page(text).words
+    assert "100 calls connected and closed, nothing was found" in words
+    assert 'class="word verdict good"' in text
+    assert "No trial was finished" not in words and "0 of 0" not in words
+    broken = page(report(load=replace(well, left=("peers: 0 before, 1 after",))))
+    assert "100 calls connected and closed, not all is as it should be" in broken and 'class="word verdict bad"' in broken
+    assert "No trial was finished" in page(report(load=replace(well, peers=4)))
 
 
 def test_the_load_is_on_the_page_and_in_the_data() -> None:

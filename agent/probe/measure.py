@@ -15,7 +15,10 @@ stop            onset of the user's sound -> end of the last audible sample of t
 resumed         end of the user's sound -> first audible of an agent that had fallen silent for it; the response latency
                 of v1.5. It is the same instant as `response`.
 takeover rate   the share of `takeover` among the steps that are to be answered (the higher, the better), and among
-                those whose rest is to be waited for (the lower, the better).
+                those whose rest is to be waited for (the lower, the better). A step whose answer the next one speaks
+                over within TAKEOVER_SECONDS has none. Of a backchannel it is not told: an agent that has paused for
+                one, and goes on, would be taken for one that answers it; whether it goes on is what `resumes` and
+                `continues` are for.
 
 All of them are taken at the output of the listener's jitter buffer. Blocks of 10 ms: no figure of them is finer.
 """

@@ -177,6 +177,17 @@ class Report:
         return [outcome for summary in self.summaries for outcome in summary.outcomes]
 
     @property
+    def notes(self) -> list[str]:
+        """What is not known of what held, in words."""
+        assumed = sum(check.assumed for outcome in self.outcomes for check in outcome.checks)
+        if not assumed:
+            return []
+        return [
+            f"{assumed} time{'s' * (assumed != 1)} it was not checked that the agent went on with the same reply, and "
+            "not with another: that takes --reference, with that reply in it"
+        ]
+
+    @property
     def good(self) -> bool:
         """All expectations held, nothing was found, and the server holds nothing that it should not."""
         calm = not (self.load and self.load.broken) and not any(summary.unjudged for summary in self.summaries)
@@ -191,6 +202,7 @@ def data(report: Report) -> dict[str, Any]:
     found: dict[str, Any] = {"command": report.command, "machine": dict(report.machine), "url": report.url}
     found |= {"protocol": report.protocol, "network": report.network, "seed": report.seed, "seconds": report.seconds}
     found |= {"good": report.good, "interrupted": report.interrupted, "warning": report.warning}
+    found["notes"] = report.notes
     found["scenarios"] = {summary.name: _scenario(summary) for summary in report.summaries}
     found["findings"] = counted(report.outcomes)
     if report.load:
@@ -267,6 +279,8 @@ def _header(report: Report) -> Markup:
 
 
 def _verdict(report: Report) -> Markup:
+    if not report.outcomes:
+        return _verdict_without_trials(report)
     held, of = _held(report)
     words = f"All {of} expectations held" if held == of else f"{of - held} of {of} expectations did not hold"
     unsaid = sum(bool(outcome.failure or outcome.missed) for outcome in report.outcomes)
@@ -277,11 +291,17 @@ def _verdict(report: Report) -> Markup:
     words += f", {found} finding{'s' * (found != 1)}" if found else ", nothing was found"
     words += f", {len(report.load.broken)} under load" if report.load and report.load.broken else ""
     words += "; interrupted" if report.interrupted else ""
-    return tag("span", words if report.outcomes else "No trial was finished", class_=f"word verdict {_class(report)}")
+    return tag("span", words, class_=f"word verdict {'good' if report.good else 'bad'}")
 
 
-def _class(report: Report) -> str:
-    return "good" if report.good and report.outcomes else "bad"
+def _verdict_without_trials(report: Report) -> Markup:
+    """Who only connects and closes asks for none."""
+    load = report.load
+    if load is None or load.cycles is None or load.peers:
+        return tag("span", "No trial was finished", class_="word verdict bad")
+    words = f"{load.cycles.cycles} calls connected and closed"
+    words += ", not all is as it should be" if load.broken else ", nothing was found"
+    return tag("span", words, class_=f"word verdict {'good' if report.good else 'bad'}")
 
 
 def _held(report: Report) -> tuple[int, int]:
@@ -289,16 +309,19 @@ def _held(report: Report) -> tuple[int, int]:
     return sum(held for held, _ in pairs), sum(of for _, of in pairs)
 
 
-def _summary(report: Report) -> Markup:
+def _summary(report: Report) -> Markup | None:
     held, of = _held(report)
     outcomes = report.outcomes
+    warning = tag("p", f"Take care: {report.warning}.", class_="warning") if report.warning else None
+    if not outcomes:
+        return warning
     tiles = [
         _tile("Expectations held", f"{held} of {of}", f"in {len(outcomes)} trials"),
         *(_spread_tile(words, report.summaries, figure) for figure, words, _ in SPREADS),
         _tile("Findings", str(sum(counted(outcomes).values())), ", ".join(counted(outcomes)) or "none"),
     ]
-    warning = tag("p", f"Take care: {report.warning}.", class_="warning") if report.warning else None
-    return tag("section", tag("h2", "In short"), tag("dl", *tiles, class_="tiles"), warning)
+    notes = [tag("p", f"Not known: {words}.", class_="soft") for words in report.notes]
+    return tag("section", tag("h2", "In short"), tag("dl", *tiles, class_="tiles"), warning, *notes)
 
 
 def _tile(words: str, value: str, small: str) -> Markup:
@@ -314,7 +337,9 @@ def _spread_tile(words: str, summaries: Sequence[Summary], figure: str) -> Marku
     return _tile(words, f"{spread.p50:.0f} ms", small)
 
 
-def _table(report: Report) -> Markup:
+def _table(report: Report) -> Markup | None:
+    if not report.summaries:
+        return None
     names = ("Scenario", "Trials", "Held", "Silent after, p50 / p95", "Answers after, p50 / p95", "Findings")
     head = tag("tr", *(tag("th", name, scope="col", class_=_side(name)) for name in names))
     rows = [_row(summary, names) for summary in report.summaries]
@@ -346,7 +371,9 @@ def _word(words: str, good: bool) -> Markup:
     return tag("span", f"{'✓' if good else '✗'} {words}", class_=f"word {'good' if good else 'bad'}")
 
 
-def _expectations(report: Report) -> Markup:
+def _expectations(report: Report) -> Markup | None:
+    if not report.summaries:
+        return None
     rows = []
     for summary in report.summaries:
         for words, (held, of) in summary.expectations.items():
@@ -474,7 +501,8 @@ def _takeovers(report: Report) -> Markup | None:
     if not rows:
         return None
     about = "After how many of the user's sounds the agent spoke for a second or more before the next one: "
-    about += "to be all where an answer is expected, and none in a pause."
+    about += "the more the better where an answer is expected and the next sound leaves it that second, "
+    about += "and none in a pause."
     names = (tag("th", name, scope="col") for name in ("Scenario", "Turns taken"))
     table = tag("table", tag("thead", tag("tr", *names)), tag("tbody", *rows), class_="stacked")
     return joined([tag("h3", "Takeover"), tag("p", about, class_="soft"), table])
