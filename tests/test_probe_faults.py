@@ -100,6 +100,9 @@ FAULTS = (
     fault("turn_end_ms=250", "hesitation", broken="waits begin"),
     fault("threshold=300", "echo", broken="continues echo"),
     fault("threshold=300", "side_talk", broken="resumes aside"),
+    # Who hears everything falls silent for what is behind the user, which has an RMS of 200 to 250.
+    fault("threshold=100", "background_noise", broken="continues more_babble"),
+    fault("threshold=100", "background_voice", broken="continues other"),
 )
 CASES = pytest.mark.parametrize("case", FAULTS, ids=lambda case: f"{case.agent}@{case.scenario}")
 REALTIME = Wanted(PERFECT, "interruption", protocol="openai")

@@ -79,6 +79,13 @@ def test_all_of_the_fields_classes_come_with_the_probe() -> None:
     assert known["listening"].listens_only and not known["question"].listens_only
 
 
+def test_something_is_expected_of_the_last_sound_of_every_scenario() -> None:
+    """What the agent does about it is what the scenario is for; without that it cannot fail."""
+    for name, each in built_in().items():
+        expected = {one.of for one in each.expect}
+        assert not each.steps or each.steps[-1].name in expected, name
+
+
 @pytest.mark.parametrize(
     ("was", "becomes", "says"),
     [
