@@ -1,7 +1,9 @@
 """What was wrong with the agent's audio in one trial, and whether what was expected of it held.
 
 It does not know how calls are made. What a server says of its own speech is used against it only: where it claims that
-something was so which was heard to be otherwise.
+something was so which was heard to be otherwise. With one exception: sound after a stop is no longer the old reply's
+once the server says that it starts another, for without a reference no waveform tells the two apart (a reference finds
+it all the same, and `stops` holds for nobody who is audible while the user still speaks).
 """
 
 from __future__ import annotations
@@ -321,7 +323,8 @@ class Trial:
         return ends[0] if ends else None
 
     def _due(self, step: StepMeasures, stopped: float) -> float:
-        """From when on sound is an answer: when the server says that it starts, if it ever says so."""
+        """From when on sound is an answer: when the server says that it starts, if it ever says so. That excuses sound
+        under the user's own, which may be a new answer, too early; what is old in it only a reference can tell."""
         if any(claim.kind == "started" for claim in self.claims):
             started = [claim.at for claim in self.claims if claim.kind == "started" and claim.at >= stopped]
             return min(started, default=inf) - CLAIM_SECONDS
