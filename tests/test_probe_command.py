@@ -347,6 +347,7 @@ def test_an_expectation_is_put_into_words(expected: Expectation, words: str) -> 
         ("http://127.0.0.1:9 --trails 3", "unrecognized arguments: --trails 3"),
         ("http://127.0.0.1:9 --trials 0", "must be at least 1, got 0"),
         ("http://127.0.0.1:9 --protocol sip", "invalid choice: 'sip'"),
+        ("--self-check --html out.html", "--self-check makes no page: leave --html out"),
     ],
 )
 def test_bad_usage_shows_the_usage(argv: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -374,6 +375,9 @@ def test_bad_usage_shows_the_usage(argv: str, says: str, capsys: pytest.CaptureF
         ("http://127.0.0.1:9 --minutes 3", "--minutes needs --peers"),
         ("http://127.0.0.1:9 --kill-engine 3", "--kill-engine needs --peers"),
         ("http://127.0.0.1:9 --talking 1", "--talking needs --peers"),
+        ("http://127.0.0.1:9 --growth 5", "--growth needs --peers"),
+        ("http://127.0.0.1:9 --peers 2 --trials 3", "--trials does not go with --peers"),
+        ("http://127.0.0.1:9 --cycles 2 --trials 3", "--trials does not go with --cycles"),
         ("http://127.0.0.1:9 --peers 2 --talking 3", "--talking 3 of --peers 2: expected no more than there are"),
         ("http://127.0.0.1:9 --peers 2 --talking 1 --kill-engine 3", "--talking does not go with --kill-engine"),
         ("http://127.0.0.1:9 --server-pid 3", "--server-pid needs --peers or --cycles"),

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "breezert probe"
 MAX_TOKEN_BYTES = 4096
+TRIALS = 5
 MINUTES = 5.0
 """Of a load, where nothing is said about it."""
 GROWTH_MB = 10.0
@@ -72,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     add("--protocol", choices=("offer", "openai", "whep"), default="offer", help=text)
     text = "one of --list, or a YAML file; repeatable (default: all of --list)"
     add("--scenario", action="append", metavar="NAME|FILE", help=text)
-    add("--trials", type=positive, default=5, metavar="N", help="of each scenario (default: %(default)s)")
+    add("--trials", type=positive, metavar="N", help=f"of each scenario (default: {TRIALS})")
     add("--parallel", type=positive, default=2, metavar="K", help="calls at once (default: %(default)s)")
     add("--seed", type=seed, default=1, metavar="S", help="of everything that is drawn (default: %(default)s)")
     add("--token-file", type=Path, metavar="FILE", help="holds what is sent as a Bearer token, and nothing else")
@@ -97,8 +98,8 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     add("--cycles", type=positive, metavar="N", help=text)
     text = "the server's process, to write down its memory, descriptors, threads and CPU (default: who listens at URL)"
     add("--server-pid", type=positive, metavar="PID", help=text)
-    text = "MB an hour that the server's memory may grow by in the second half (default: %(default)g)"
-    add("--growth", type=positive_number, default=GROWTH_MB, metavar="MB", help=text)
+    text = f"MB an hour that the server's memory may grow by in the second half (default: {GROWTH_MB:g})"
+    add("--growth", type=positive_number, metavar="MB", help=text)
     text = "kill the engine of a server on this machine so many seconds after the beginning; calls must go on"
     add("--kill-engine", type=positive_number, metavar="SECONDS", help=text)
 
@@ -132,9 +133,12 @@ def _check_load(args: argparse.Namespace) -> None:
     """Raises UsageError for options that do nothing without others."""
     if args.html == "-":
         raise UsageError("--html needs a file; - is for --json only")
-    for name in ("minutes", "talking", "kill_engine"):
+    for name in ("minutes", "talking", "growth", "kill_engine"):
         if getattr(args, name) is not None and args.peers is None:
             raise UsageError(f"--{name.replace('_', '-')} needs --peers: it is for a load")
+    for name in ("peers", "cycles"):
+        if getattr(args, name) is not None and args.trials is not None:
+            raise UsageError(f"--trials does not go with --{name}: a load is made instead of trials")
     if args.server_pid is not None and args.peers is None and args.cycles is None:
         raise UsageError("--server-pid needs --peers or --cycles: books are kept under load")
     if args.talking is not None and args.kill_engine is not None:
@@ -272,9 +276,9 @@ async def _work(
     from agent.probe.run import Plan, probe
 
     if loading is None:
-        plan = Plan(wanted.scenarios, args.trials, args.parallel, args.seed)
+        plan = Plan(wanted.scenarios, args.trials or TRIALS, args.parallel, args.seed)
         rehearsing = progress.add_task("rehearsals", total=None) if plan.rehearsed else None
-        bar = progress.add_task("trials", total=args.trials * len(wanted.scenarios))
+        bar = progress.add_task("trials", total=plan.trials * len(wanted.scenarios))
         await probe(probing, plan, partial(_advance, progress, bar, rehearsing))
         return
     load = _load_wanted(args)
@@ -312,7 +316,7 @@ def _load_wanted(args: argparse.Namespace) -> Wanted:
         cycles=args.cycles or 0,
         parallel=args.parallel,
         kill_at=args.kill_engine,
-        growth_mb=args.growth,
+        growth_mb=args.growth or GROWTH_MB,
         seed=args.seed,
     )
 
@@ -463,6 +467,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if args.url is not None:
             options.error("--self-check calls no agent: leave URL out")
+        if args.html is not None:
+            options.error("--self-check makes no page: leave --html out, it has --json")
         return self_check(args.json, args.quiet)
     if args.url is None:
         options.error("expected the URL of an agent, such as http://127.0.0.1:8080, or --list or --self-check")
