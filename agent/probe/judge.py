@@ -2,8 +2,8 @@
 
 It does not know how calls are made. What a server says of its own speech is used against it only: where it claims that
 something was so which was heard to be otherwise. With one exception: sound after a stop is no longer the old reply's
-once the server says that it starts another, for without a reference no waveform tells the two apart (a reference finds
-it all the same, and `stops` holds for nobody who is audible while the user still speaks).
+once the server says that it starts another, for without a reference no waveform tells the two apart. A reference finds
+it all the same, and `stops` counts whatever is audible under the user's sound, old or new.
 """
 
 from __future__ import annotations

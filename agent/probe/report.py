@@ -182,10 +182,9 @@ class Report:
         assumed = sum(check.assumed for outcome in self.outcomes for check in outcome.checks)
         if not assumed:
             return []
-        return [
-            f"{assumed} time{'s' * (assumed != 1)} it was not checked that the agent went on with the same reply, and "
-            "not with another: that takes --reference, with that reply in it"
-        ]
+        words = f"{assumed} time{'s' * (assumed != 1)} it was not checked that the agent went on with the same reply, "
+        words += "and not with another: that takes --reference, with that reply in it"
+        return [words]
 
     @property
     def good(self) -> bool:
