@@ -184,22 +184,101 @@ def heard_policies() -> str:
 def self_check() -> str:
     """How far the probe's jitter buffer is from libwebrtc's."""
     seen = result("probe-neteq")["all"]
-    error = seen["stop_error_ms"]
+    error, disturbed = seen["stop_error_ms"], seen["stop_error_ms_with_held_up"]
     return (
-        f"off by {error['p95']:.1f} ms at most in 95 of 100 stops, by {error['max']:.1f} ms at most in all "
-        f"{seen['stops'] - seen['stops_held_up']}"
+        f"Of {seen['stops']} stops {seen['stops_held_up']} are left out, because a process had been late in that "
+        f"call; of the other {seen['stops'] - seen['stops_held_up']} the model is off by {error['p95']:.1f} ms at most "
+        f"in 95 of 100, by {error['max']:.1f} ms at most in all (of all {seen['stops']}: {disturbed['p95']:.0f} and "
+        f"{disturbed['max']:.0f} ms)"
     )
 
 
+PROBES = ("probe-agent", "probe-listening", "probe-soak", "probe-cycles", "probe-kill")
+"""What the probe wrote of our own agent."""
+
+
 def probed() -> list[str]:
-    """What the probe says of our own agent: the rows of its table."""
-    turned, killed = result("probe-cycles")["load"]["cycles"], result("probe-kill")["load"]["killed"]
+    """What the probe says of our own agent: the rows of its table. Only of probes that found nothing."""
+    agent, listened, soak, cycles, kill = map(good, PROBES)
+    turned, killed = cycles["load"]["cycles"], kill["load"]["killed"]
     return [
+        *scenarios(agent),
+        heard_only(listened),
+        soaked(soak),
         f"| {turned['cycles']} calls connected and closed: failed; left; memory, second half | "
         f"{turned['failed'] or 'none'}; {', '.join(turned['left']) or 'nothing'}; {turned['grown_mb']:+.1f} MB |",
         f"| engine killed (`kill -9`) under {killed['calls']} calls: error event; speech again, longest | "
         f"{max(killed['told']):.1f} s; {max(killed['spoke']):.1f} s |",
     ]
+
+
+def good(name: str) -> dict[str, Any]:
+    """What a probe wrote, which was not interrupted, and in which nothing was found."""
+    seen = result(name)
+    broken = seen.get("load", {}).get("broken", [])
+    assert not broken, f"{name}: {broken}"
+    assert seen["good"] and not seen["interrupted"], f"{name}: {seen['findings']}"
+    return seen
+
+
+def perfect() -> str:
+    """What the probe says of an agent without a fault: one row."""
+    seen = result("probe-perfect")
+    return (
+        f"| {seen['trials']} calls of a perfect agent, {seen['parallel']} at once: found; minutes; stop latency off by "
+        f"at most, in {seen['stops']} stops | {seen['found'] or 'nothing'}; {seen['seconds'] / 60:.1f}; "
+        f"{seen['stop_error_ms']['max']:.1f} ms |"
+    )
+
+
+def commands() -> set[str]:
+    """The lines of the README's blocks, without their comments."""
+    return {line.partition("  #")[0].rstrip() for block in blocks() for line in block.splitlines()}
+
+
+def scenarios(seen: dict[str, Any]) -> list[str]:
+    """Every scenario, many times: three rows."""
+    trials, by_name = seen["trials"], seen["scenarios"]
+    held = sum(trial["held"] for trial in trials)
+    stop, response = (pair(of_all(trials, what)) for what in ("stop_ms", "response_ms"))
+    went_on = [went_on_in(by_name[name]) for name in ("cough", "backchannel", "echo")]
+    return [
+        f"| {len(by_name)} scenarios, {len(trials)} calls in {seen['seconds'] / 60:.0f} minutes: in every point as "
+        f"expected | {held} of {len(trials)} |",
+        f"| falls silent, from the user's onset; answers, from the user's end (p50 / p95) | {stop} ms; {response} ms |",
+        f"| audible again after a cough; after mhm and a hum; never silent for long under its own echo at -12 dB | "
+        f"{'; '.join(went_on)} |",
+    ]
+
+
+def heard_only(seen: dict[str, Any]) -> str:
+    """Who only listens: one row."""
+    held = sum(trial["held"] for trial in seen["trials"])
+    first = pair(of_all(seen["trials"], "first_audio_ms"))
+    return (
+        f"| who only listens (WHEP) hears the greeting, and nothing is wrong; from dialling on (p50 / p95) | "
+        f"{held} of {len(seen['trials'])}; {first} ms |"
+    )
+
+
+def of_all(trials: list[dict[str, Any]], what: str) -> dict[str, float]:
+    p50, p95 = np.quantile([value for trial in trials for value in trial["figures"].get(what, [])], (0.5, 0.95))
+    return {"p50": p50, "p95": p95}
+
+
+def went_on_in(scenario: dict[str, Any]) -> str:
+    held = [seen for says, seen in scenario["expectations"].items() if says.startswith("goes on")]
+    return f"{sum(seen['held'] for seen in held)} of {sum(seen['of'] for seen in held)}"
+
+
+def soaked(seen: dict[str, Any]) -> str:
+    """An hour of calls."""
+    load = seen["load"]
+    (memory,) = (growth for growth in load["growths"] if growth["what"] == "memory")
+    return (
+        f"| {load['seconds'] / 60:.0f} minutes, {load['peers']} on the line: calls; gaps in them; memory, in an hour | "
+        f"{load['calls']}; {round(load['gaps_a_call'] * load['calls']) or 'none'}; {memory['an_hour']:+.1f} MB |"
+    )
 
 
 def pair(figure: dict[str, float]) -> str:

@@ -3,20 +3,31 @@
 The agents are tests/faulty_agent.py's. One trial each; the agent without a fault has one of every scenario here, and as
 many as wanted by hand (no finding is to be left in 200):
 
-    python tests/test_probe_faults.py 200
+    python tests/test_probe_faults.py 200 --json probe-perfect.json
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
-from faulty_agent import PERFECT, Agent, Trial, Wanted, perfect, trials, voice
+from faulty_agent import PERFECT, Agent, Probing, Trial, Truth, Wanted, hurried, perfect, serving, trials, voice
+from test_probe_truth import stop_errors_ms
 
+from agent.probe.command import machine, shown
 from agent.probe.dialect import claims
+from agent.probe.judging import Judges
+from agent.probe.recording import Recording
+from agent.probe.scenario import Scenario
+from engine.machine import check_writable, write_json
+from engine.options import positive
 
 SHARE = 0.2
 """By which a size may be off."""
@@ -172,19 +183,76 @@ def test_what_an_agent_writes_down_is_its_fault(told: dict[Wanted, Trial]) -> No
     assert rates == pytest.approx([1.005, 0.995], abs=0.001)
 
 
-def main(count: int, parallel: int = 8) -> int:
-    """So many trials of the agent without a fault, scenario by scenario in turn; says what was found, and in how many
-    calls the machine did not leave it alone."""
-    rounds = -(-count // len(perfect()))
-    wanted = tuple(one for number in range(rounds) for one in perfect(number))[:count]
-    told = trials(wanted, parallel)
-    wrong = [trial for trial in told.values() if trial.findings or trial.broken]
-    for trial in wrong:
-        print(trial.says)
-    disturbed = sum(not trial.calm for trial in told.values())
-    print(f"{len(told)} trials, {len(wrong)} with a finding or an expectation that did not hold, {disturbed} disturbed")
-    return 1 if wrong else 0
+class Counting(Probing):
+    """Also counts the calls that were needed, and those that were made."""
+
+    needed = made = 0
+
+    async def _called(
+        self, wanted: Wanted, scenario: Scenario, lengths: dict[str, float]
+    ) -> tuple[Recording, Truth, bool]:
+        self.needed += 1
+        return await super()._called(wanted, scenario, lengths)
+
+    async def _turn(self) -> None:
+        self.made += 1
+        await super()._turn()
+
+
+async def called(wanted: Iterable[Wanted], parallel: int, base: str, judges: Judges) -> tuple[list[Trial], int]:
+    """All trials, and how many calls were made again because the machine had disturbed them."""
+    probing = Counting(base, judges, parallel)
+    told = await asyncio.gather(*map(probing.tried, wanted))
+    return told, probing.made - probing.needed
+
+
+def figures(told: Sequence[Trial]) -> dict[str, Any]:
+    """As JSON data."""
+    errors = [abs(error) for trial in told for _, error in stop_errors_ms(trial)]
+    return {
+        "trials": len(told),
+        "found": sum(bool(trial.findings or trial.broken) for trial in told),
+        "disturbed": sum(not trial.calm for trial in told),
+        "stops": len(errors),
+        "stop_error_ms": quantiles(errors) if errors else None,
+    }
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    return {name: round(float(np.quantile(values, q)), 2) for name, q in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """So many trials of the agent without a fault, scenario by scenario in turn: what was found, how long it took, how
+    far stops were off, and how often the machine did not leave calls alone. 0: nothing was found."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    p = argparse.ArgumentParser(description="Probes an agent without a fault.", allow_abbrev=False)
+    p.add_argument("trials", type=positive, metavar="N", help="so many")
+    p.add_argument("parallel", type=positive, nargs="?", default=8, metavar="K", help="at once (default: %(default)s)")
+    p.add_argument("--json", metavar="OUT", help="write the figures there; - is standard output")
+    args = p.parse_args(words)
+    if args.json:
+        check_writable(args.json)
+    made_on = {"command": " ".join(("python tests/test_probe_faults.py", *map(shown, words))), "machine": machine()}
+    rounds = -(-args.trials // len(perfect()))
+    wanted = tuple(one for number in range(rounds) for one in perfect(number))[: args.trials]
+    judges, began_at = Judges(1), time.monotonic()
+    try:
+        with hurried(), serving() as base:
+            told, again = asyncio.run(called(wanted, args.parallel, base, judges))
+    finally:
+        judges.close()
+    seconds, found = round(time.monotonic() - began_at, 1), figures(told)
+    for trial in told:
+        if trial.findings or trial.broken:
+            print(trial.says, file=sys.stderr)
+    says = f"{len(told)} trials in {seconds / 60:.1f} minutes, {found['found']} with a finding or an expectation that "
+    says += f"did not hold, {found['disturbed']} disturbed, {again} calls made again; {found['stops']} stops, off by "
+    print(f"{says}{found['stop_error_ms']} ms", file=sys.stderr)
+    if args.json:
+        write_json(args.json, {**made_on, "seconds": seconds, "parallel": args.parallel, "made_again": again, **found})
+    return int(bool(found["found"]))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    sys.exit(main())

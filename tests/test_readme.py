@@ -1,6 +1,7 @@
 """The README's promises: its commands are the ones that CI runs, its tree names every file."""
 
 from readme import (
+    PROBES,
     README,
     ROOT,
     ablation,
@@ -8,6 +9,7 @@ from readme import (
     between,
     blocks,
     bounds,
+    commands,
     concurrency,
     cycles,
     deadlines,
@@ -17,14 +19,17 @@ from readme import (
     events,
     figures,
     gaps,
+    good,
     h200_gaps,
     heard,
     heard_policies,
     links,
     microphone,
     page,
+    perfect,
     planning,
     probed,
+    result,
     self_check,
     simulating,
     stages,
@@ -57,7 +62,7 @@ def test_every_event_is_named() -> None:
 
 def test_every_figure_comes_from_a_benchmark() -> None:
     cpu = (*figures(), *deadlines(), planning(), simulating(), *gaps())
-    talk = (*links(), *elsewhere(), *transport(), *microphone(), *probed())
+    talk = (*links(), *elsewhere(), *transport(), *microphone(), *probed(), perfect())
     for row in (*cpu, *talk, *ablation(), *concurrency(), *stages(), *h200_gaps()):
         assert row in README.splitlines(), f"the README lacks this row of the results: {row}"
     for words in (
@@ -75,3 +80,13 @@ def test_every_figure_comes_from_a_benchmark() -> None:
         self_check(),
     ):
         assert words in " ".join(README.split()), f"the README lacks these words of the results: {words}"
+
+
+def test_published_probes_found_nothing_and_were_made_as_the_readme_says() -> None:
+    for name in PROBES:
+        assert good(name)["command"] in commands()
+    seen = result("probe-perfect")
+    assert seen["command"] in commands()
+    assert (seen["trials"], seen["parallel"], seen["found"]) == (200, 8, 0)
+    assert seen["seconds"] < 600
+    assert seen["stop_error_ms"]["max"] <= 10

@@ -28,6 +28,7 @@ from voices import voice
 
 from agent.client import Client, SpeechError
 from agent.protocol import ReplyEnded
+from agent.script import read_script
 from agent.server import attach
 from engine.core import Output, Request
 from engine.messages import RuntimeConfig
@@ -281,3 +282,14 @@ def test_every_saying_has_its_recording() -> None:
     for name, text in texts.items():
         words = len(text.split())
         assert 0.12 * words < seconds_heard(files[name]) < 0.2 + 0.6 * words, name
+
+
+def test_long_replies_can_be_spoken_over() -> None:
+    """The scenarios need replies of 7 s: of the embedded voice some 165 characters, by the 7 to 8 s of these."""
+    script = read_script(SAMPLES / "long_replies.yaml")
+    assert script.greeting, "who only listens hears something, too"
+    assert script.loop, "there is always one more"
+    assert len(script.replies) > 1
+    for reply in script.replies:
+        assert not reply.when
+        assert len(reply.say) >= 165, reply.say

@@ -5,16 +5,28 @@ carries datagrams accordingly, `Sockets` puts one Way before and one behind each
 each packet came. Media are told by RTP's own sequence number, which SRTP leaves readable (RFC 3711, section 3.1), so
 the same packets are hit however busy the machine is; STUN, DTLS and what runs inside it (SCTP) by their count.
 
-For trouble in the kernel instead, which also hits HTTP and needs root, run the probe in a network namespace:
+For trouble in the kernel instead, which also hits HTTP and needs root, run the probe in a network namespace. The
+server then has to be bound to an address that another host reaches, which it does with a token only:
 
-    ip netns add away;  ip link add near type veth peer name far netns away
-    ip addr add 10.9.0.1/24 dev near;  ip link set near up
-    ip -n away addr add 10.9.0.2/24 dev far;  ip -n away link set far up
-    tc qdisc add dev near root netem loss 5% delay 30ms 10ms;  ip netns exec away tc qdisc add dev far root netem ...
-    ip netns exec away breezert probe http://10.9.0.1:8080 ...
+    ip netns add away
+    ip link add near type veth peer name far netns away
+    ip addr add 10.9.0.1/24 dev near
+    ip link set near up
+    ip -n away addr add 10.9.0.2/24 dev far
+    ip -n away link set far up
+    ip -n away link set lo up
+    tc qdisc add dev near root netem loss 5% delay 30ms 10ms
+    ip netns exec away tc qdisc add dev far root netem loss 5% delay 30ms 10ms
 
-netem draws lots: no two calls have the same trouble then. Beside wire.py and closing.py the file that reaches below
-aiortc's interface: neither aiortc nor aioice lets one see or hold up what passes their sockets.
+    head -c 24 /dev/urandom | base64 > token
+    breezert serve --brain script --script samples/long_replies.yaml --host 10.9.0.1 --token-file token
+    ip netns exec away breezert probe http://10.9.0.1:8080 --token-file token  # in another shell, once that listens
+
+    ip netns del away
+
+With the namespace the devices and their trouble are gone. netem draws lots: no two calls have the same trouble then;
+and not every kernel has it (sch_netem). tests/test_probe_netem.py does the same. Beside wire.py and closing.py the file
+that reaches below aiortc's interface: neither aiortc nor aioice lets one see or hold up what passes their sockets.
 """
 
 from __future__ import annotations
