@@ -4,6 +4,7 @@ In order of precedence:
   1. A playing stream whose slack is smaller than the step that a new caller would run: the one with the least slack.
   2. A new caller, first come first: first audio counts most.
   3. A recording that is to become codes, while no playing stream has little slack: it takes longer than first audio.
+     Under load its turn may never come: whoever waits for it does so for a while only (engine.cloning).
   4. The playing stream with the least slack.
 Those one stage behind go first, so that they share the step (waiting for batch-mates), if all have time for that; for a
 new caller's step only while the device is strained, or if one of them would soon interrupt new callers anyway.
