@@ -118,12 +118,15 @@ def check_readable(what: str, text: str, spec: ModelSpec, reader: Reader, marks:
 def check_frames(reference: Reference, books: int, size: int) -> None:
     """Raises RequestError for frames that the codec does not have: `books` codes, each below `size`."""
     if not reference.frames:
-        raise RequestError("reference must have at least one frame of codes, got none; send a recording's codes")
+        raise RequestError(
+            "reference must have at least one frame of codes, got none; send a recording's codes", "reference"
+        )
     for i, frame in enumerate(reference.frames):
         if len(frame) != books or not all(0 <= code < size for code in frame):
             raise RequestError(
                 f"reference frame {i} must have {books} codes from 0 to {size - 1}, got {list(frame)}; "
-                "encode the reference with this voice's codec"
+                "encode the reference with this voice's codec",
+                "reference",
             )
 
 

@@ -265,6 +265,18 @@ async def test_a_voice_that_is_not_there_is_the_messages_fault(executor: ThreadP
     assert [error["id"] for error in without.told("error")] == ["a", "b"]
 
 
+@pytest.mark.parametrize("field", ["reference", "reference text"])
+async def test_what_the_engine_finds_wrong_with_a_voice_is_the_field_voice(
+    executor: ThreadPoolExecutor, field: str
+) -> None:
+    call = call_with(executor, Studio())
+    call.speak("a")
+    call.engine.fail(1, ErrorCode.BAD_REQUEST, f"{field} must be another", field=field)
+    await asyncio.sleep(0)
+    (error,) = call.told("error")
+    assert (error["id"], error["event"], error["field"]) == ("a", "speak", "voice")
+
+
 # ---- over HTTP ----
 
 
