@@ -432,6 +432,13 @@ async def test_an_offer_says_how_all_of_the_call_is_said(tmp_path: Path) -> None
                 ({"voice": "bert"}, "(anna)"),
                 ({"color": "red"}, "color"),
                 ({"speaker": 3}, "speaker"),
+                ({"speaker": "\udfff"}, "speaker must be text that the voice can read"),
+                ({"language": "x" * 201}, "language must have at most 200 characters, got 201"),
+                ({"instruction": "x" * 201}, "instruction must have at most 200 characters, got 201"),
+                ({"instruction": "so\ud800"}, "instruction must be text that the voice can read"),
+                ({"cfg_scale": "2"}, "cfg_scale"),
+                ({"cfg_scale": 21}, "cfg_scale must be from 0.0 to 20.0, got 21"),
+                ({"cfg_scale": float("nan")}, "cfg_scale must be from 0.0 to 20.0, got nan"),
                 ([], "session"),
             ):
                 body = {"sdp": "v=0", "type": "offer", "session": session}
