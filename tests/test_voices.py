@@ -418,7 +418,8 @@ async def test_too_many_at_once_are_told_to_come_back(monkeypatch: pytest.Monkey
         async with Site(engine) as site:
             first = asyncio.create_task(site.make())
             await until(lambda: engine.asked)
-            assert (await site.make())[0] == 503
+            status, refused = await site.make()
+            assert (status, refused["error"]["message"]) == (503, "too many recordings are being sent or worked on")
             engine.let.set()
             assert (await first)[0] == 201
 
