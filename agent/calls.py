@@ -162,7 +162,7 @@ class Calls:
         if self.demo is not None:
             await self.demo.close()  # now that nobody can ask for more
         if self.voices is not None:
-            self.voices.close()
+            await self.voices.close()
         self._encoders.shutdown()
         self._listeners.shutdown()
         self._loaders.shutdown()
