@@ -36,8 +36,8 @@ SAVING = 0.1
 meanwhile waits for its end."""
 
 LEISURE = 4
-"""Times what a recording's step costs, that playing streams must have as slack for it: some of them take three times as
-long, and it comes again and again, so that all would soon have as little as is allowed."""
+"""Times what a recording's step costs, that playing streams must have as slack for it: some of them take much longer,
+and it comes again and again, so that all would soon have as little as is allowed."""
 EASE = 1.5
 """Seconds of slack that half of the playing streams have while the device has time to spare: then a new caller's steps
 do not wait for batch-mates."""

@@ -91,8 +91,7 @@ def decode_apart(data: bytes, doing: Doing = lambda stop: nullcontext()) -> Samp
     what ends it, while it runs.
 
     18 KB of an M4A can make FFmpeg fill 3 GB (see the test), and it is C: whatever it does to that process is one
-    RequestError here.
-    Takes about 0.3 seconds longer. Blocks.
+    RequestError here. Takes longer by the start of that process. Blocks.
     """
     recognise(data)
     command = [sys.executable, "-m", "engine.reference"]
