@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from agent.manner import FIRST_SPEAKER, Manner
 from agent.protocol import Error, Speak
+from engine.checks import check_written
 from engine.core import ErrorCode, ModelSpec, Reference, Request, SamplingParams
 
 
@@ -32,6 +33,14 @@ def to_request(speak: Speak, manner: Manner, spec: ModelSpec, reference: Referen
         language=manner.language or "",
         open=speak.open,
     )
+
+
+def check_manner(manner: Manner, spec: ModelSpec) -> None:
+    """Raises RequestError, which names the field, for a manner in which nothing can be said. Of speakers and languages,
+    the voice knows which there are."""
+    request = to_request(Speak(id="any", text=""), manner, spec, None, epoch=0)
+    for name in ("speaker", "instruction", "language"):
+        check_written(name, getattr(request, name), spec.max_text_chars)
 
 
 def sampling_of(

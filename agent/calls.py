@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.answering import Answering
+from agent.asking import check_manner
 from agent.conversation import Conversation
 from agent.demo import Demonstration, Switchable
 from agent.ears import Ears
@@ -105,7 +106,7 @@ class Calls:
 
     async def open(self, sdp: str, manner: Manner = USUAL) -> tuple[str, str]:
         """Answers an offer: the call's id and the answer's SDP. All is said in that manner, unless a message says
-        otherwise. Raises CallRefused, OfferError, and RequestError for a voice that is not there."""
+        otherwise. Raises CallRefused, OfferError, and RequestError for a manner that cannot be."""
         if self.draining:
             raise CallRefused("the server is about to end and takes no new call: call again later", retry_after=10.0)
         if len(self._peers) >= self.limits.max_peers:
@@ -114,6 +115,7 @@ class Calls:
         if busy > 0:
             raise CallRefused("all voices are busy, a new caller would wait for too long: call again later", busy)
         found(self.voices, manner.voice)
+        check_manner(manner, self._engine.spec)
         asked_at = self._clock.now()
         peer = self._new_peer()
         peer.session.manner = manner
@@ -160,7 +162,7 @@ class Calls:
         if self.demo is not None:
             await self.demo.close()  # now that nobody can ask for more
         if self.voices is not None:
-            self.voices.close()
+            await self.voices.close()
         self._encoders.shutdown()
         self._listeners.shutdown()
         self._loaders.shutdown()

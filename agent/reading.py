@@ -28,7 +28,7 @@ class ReadingFailed(Exception):
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.message)
-        self.code, self.retry_after = failed.code, failed.retry_after
+        self.code, self.field, self.retry_after = failed.code, failed.field, failed.retry_after
 
 
 @dataclass(slots=True)

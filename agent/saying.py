@@ -52,9 +52,11 @@ class Utterance:
     """As far as it has come."""
     writing: bool = False
     """More of it is to come."""
+    text_event: str | None = None
+    """The type of the client's message that wrote of it last, if one did."""
 
     def __post_init__(self) -> None:
-        self.text, self.writing = self.speak.text, self.speak.open
+        self.text, self.writing, self.text_event = self.speak.text, self.speak.open, self.event
 
     @property
     def id(self) -> str:

@@ -69,6 +69,7 @@ from engine.core import (
     Queued,
     Request,
 )
+from engine.messages import PATIENCE
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,9 @@ MAX_UNSENT = 32
 OVER = "the call is over"
 FAILED = "failed"
 """The reason of speech.stopped after an error."""
+FIELDS = {"reference": "voice", "reference text": "voice"}
+"""What the engine calls a field, and what a message does."""
+NO_MORE_TEXT = f"takes no more text: it is over, or not open, or nothing came of it for {PATIENCE:g} s"
 
 
 class Partner(Protocol):
@@ -266,15 +270,15 @@ class Session:
             if not self._too_fast():
                 self.report(Error(code=ErrorCode.BAD_REQUEST, message=str(error), event=error.event, field=error.field))
             return
-        if isinstance(message, Stop) or not self._too_fast():
-            self._event = str(message.__struct_config__.tag)
-            try:
+        self._event = str(message.__struct_config__.tag)
+        try:
+            if isinstance(message, Stop) or not self._too_fast():
                 self._handle(message)
-            except Exception:  # aiortc would end the whole call
-                log.exception("a message could not be taken")
-                self._error(ErrorCode.BAD_REQUEST, "this could not be done: the server's log says why")
-            finally:
-                self._event = None
+        except Exception:  # aiortc would end the whole call
+            log.exception("a message could not be taken")
+            self._error(ErrorCode.BAD_REQUEST, "this could not be done: the server's log says why")
+        finally:
+            self._event = None
 
     def _too_fast(self) -> bool:
         """Takes one from the allowance; says once that messages are being dropped."""
@@ -399,6 +403,7 @@ class Session:
         if utterance is None or not utterance.writing or len(utterance.text) + len(text) > most:
             return False
         utterance.text += text
+        utterance.text_event = self._event
         return self._write(utterance, text)
 
     def finish(self, utterance_id: str) -> None:
@@ -415,11 +420,11 @@ class Session:
         if utterance is not None and utterance.writing:
             self._refuse_text(message, ErrorCode.TOO_LONG, f"would have more than {most} characters with this", "text")
         else:
-            self._refuse_text(message, ErrorCode.BAD_REQUEST, "takes no more text: it is over, or not open", "id")
+            self._refuse_text(message, ErrorCode.BAD_REQUEST, NO_MORE_TEXT, "id")
 
     def _finish(self, message: TextDone) -> None:
         if (utterance := self._live.get(message.id)) is None or not utterance.writing:
-            self._refuse_text(message, ErrorCode.BAD_REQUEST, "takes no more text: it is over, or not open", "id")
+            self._refuse_text(message, ErrorCode.BAD_REQUEST, NO_MORE_TEXT, "id")
         else:
             self.finish(message.id)
 
@@ -578,9 +583,11 @@ class Session:
         if isinstance(end, Failed):
             wait = None if end.retry_after is None else 1000 * end.retry_after
             reason = end.message[:MAX_REASON_CHARS]
-            event = utterance.event if end.code is ErrorCode.BAD_REQUEST else None
+            asked = utterance.text_event if end.field == "text" else utterance.event
+            event = asked if end.code is ErrorCode.BAD_REQUEST else None
+            field = FIELDS.get(end.field or "", end.field)
             self.report(
-                Error(code=end.code, message=reason, id=utterance.id, event=event, field=end.field, retry_after_ms=wait)
+                Error(code=end.code, message=reason, id=utterance.id, event=event, field=field, retry_after_ms=wait)
             )
         utterance.reason = FAILED if isinstance(end, Failed) else end.reason
         self._buffer.end(utterance.id)

@@ -57,8 +57,14 @@ CROWDED_SECONDS = 2.0
 OWN = ("", "default")
 """Names of the voice's first speaker, beside its tag and the voice's own name."""
 
-PARAMS = {"text": "input", "speaker": "voice", "instruction": "instructions"}
-"""What the engine calls a field, by which its messages begin, and what a client calls it."""
+PARAMS = {
+    "text": "input",
+    "speaker": "voice",
+    "instruction": "instructions",
+    "reference": "voice",
+    "reference text": "voice",
+}
+"""What the engine calls a field, and what a client calls it."""
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -169,7 +175,7 @@ class SpeechRoutes:
             return await anext(audio, np.zeros(0, np.int16))
         except ReadingFailed as error:
             wrong = error.code in (ErrorCode.BAD_REQUEST, ErrorCode.TOO_LONG)
-            param = PARAMS.get(str(error).partition(" ")[0]) if wrong else None
+            param = PARAMS.get(error.field or "", error.field) if wrong else None
             raise Fault(400 if wrong else 503, error.code, str(error), param, error.retry_after) from error
 
     async def _send(
@@ -271,7 +277,7 @@ def to_requests(order: Order, spec: ModelSpec, voices: Voices | None = None) -> 
         sampling = sampling_of(spec.sampling, order.seed, order.temperature, order.cfg_scale)
         reference = voices.find(order.voice) if voices is not None and voices.has(order.voice) else None
     except RequestError as error:
-        raise Fault(400, "bad_request", str(error), str(error).partition(" ")[0]) from error
+        raise Fault(400, "bad_request", str(error), error.field) from error
     first = reference is not None or order.voice in (*OWN, spec.name)
     speaker, how, language = FIRST_SPEAKER if first else order.voice, order.instructions, order.language
     texts = pieces(order.input, min(MAX_CHARS, spec.max_text_chars))

@@ -1,13 +1,17 @@
 """Voices to speak like: those that clients made of recordings, by id, and those with a name. Any call may use them.
 
 It does not know how a recording came here. A voice that was made is known by a secret id, in memory only, until others
-take its place or the server ends; one with a name is a file of the server's owner.
+take its place or the server ends; one with a name is a file of the server's owner. All of these are in memory, too, so
+that nobody waits for a disk: a thread looks for what has changed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
+import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,13 +21,17 @@ from engine.checks import RequestError, shown
 from engine.cloning import BYTES_A_CODE, Attempt, CloneFailed, GivenUp
 from engine.core import ErrorCode, ModelSpec, Reference
 from engine.reference import check_cloning
-from engine.voice_folder import NAME, NamedVoice, VoiceFolder
+from engine.voice_folder import NamedVoice, VoiceFolder
+
+log = logging.getLogger(__name__)
 
 MAX_VOICES_BYTES = 32 * 2**20
 """Of those that clients made: half a minute of a recording takes 240 kB."""
 AT_ONCE, MAX_WAITING = 2, 16
 """Recordings that are worked on, and that wait for that: each may be 10 MB, decoded by a process of its own."""
 RETRY_AFTER = 2.0
+LOOK_SECONDS = 1.0
+"""Between two looks at the folder, for files that have come, changed or gone."""
 PREFIX = "voice_"
 """Of an id, which so is no name."""
 
@@ -53,14 +61,65 @@ class VoicesBusy(Exception):
         self.code, self.retry_after = code, retry_after
 
 
+class NamedVoices:
+    """Those of a folder, which are read at once, and then on a thread where they change. To be closed."""
+
+    def __init__(self, folder: VoiceFolder, spec: ModelSpec) -> None:
+        self._folder, self._spec = folder, spec
+        self._read: Mapping[str, tuple[int, NamedVoice | str]] = {}
+        """By name, when the file was last changed, and the voice, or what is wrong with it. Replaced as a whole."""
+        self._closed = threading.Event()
+        self._look()
+        threading.Thread(target=self._follow, name="voices", daemon=True).start()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._read)
+
+    def find(self, name: str) -> Reference | None:
+        """None where there is none of that name. Raises RequestError for one that cannot be spoken with."""
+        known = self._read.get(name)
+        if known is None:
+            return None
+        voice = known[1]
+        if isinstance(voice, str):
+            raise RequestError(voice, "voice")
+        return voice.reference
+
+    def close(self) -> None:
+        """Looks no more."""
+        self._closed.set()
+
+    def _follow(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            self._read = {name: self._file(name) for name in self._folder.names()}
+        except OSError as error:
+            log.warning("the folder of voices cannot be read: %s", error)
+
+    def _file(self, name: str) -> tuple[int, NamedVoice | str]:
+        """As it is known, unless it has changed, or could not be read."""
+        changed, known = self._folder.changed(name), self._read.get(name)
+        if known is not None and known[0] == changed and isinstance(known[1], NamedVoice):
+            return known
+        try:
+            voice = self._folder.read(name)
+            voice.check(self._spec)
+        except RequestError as error:
+            return changed, str(error)
+        return changed, voice
+
+
 class Voices:
     """All of one server's. To be used on one event loop, and closed."""
 
     def __init__(self, engine: Cloner, folder: VoiceFolder | None = None, max_bytes: int = MAX_VOICES_BYTES) -> None:
-        self._engine, self._folder = engine, folder
+        self._engine = engine
         self._made = ByteCache[str, Reference](max_bytes)
-        self._read: dict[str, tuple[int, NamedVoice]] = {}
-        """Files that were read, with the instant of their last change."""
+        self._named = NamedVoices(folder, engine.spec) if folder is not None else None
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="cloning")
         self._attempts: set[Attempt] = set()
         self._turn = asyncio.Semaphore(AT_ONCE)
@@ -69,14 +128,13 @@ class Voices:
     @property
     def names(self) -> tuple[str, ...]:
         """Those that are files."""
-        return tuple(self._folder.names()) if self._folder is not None else ()
+        return self._named.names if self._named is not None else ()
 
     def find(self, voice: str) -> Reference:
         """The voice of that id or name. Raises RequestError where there is none, or where the engine cannot clone."""
-        check_cloning(self._engine.spec)
-        if self._folder is not None and NAME.fullmatch(voice):
-            return self._named(self._folder, voice).reference
-        reference = self._made.get(voice)
+        check_cloning(self._engine.spec, field="voice")
+        named = self._named.find(voice) if self._named is not None else None
+        reference = named or self._made.get(voice)
         if reference is None:
             known = ", ".join(self.names) or "none"
             raise RequestError(
@@ -89,16 +147,6 @@ class Voices:
     def has(self, voice: str) -> bool:
         """Whether it reads like an id or a name of one, rather than a speaker's."""
         return voice.startswith(PREFIX) or voice in self.names
-
-    def _named(self, folder: VoiceFolder, name: str) -> NamedVoice:
-        """Read again where the file has changed."""
-        changed = folder.changed(name)
-        known = self._read.get(name)
-        if known is None or known[0] != changed:
-            voice = folder.read(name)
-            voice.check(self._engine.spec)
-            known = self._read[name] = changed, voice
-        return known[1]
 
     async def make(self, data: bytes, text: str) -> Made:
         """A voice from the bytes of a file in which `text` is said. Cancelled, it is given up whatever is being done.
@@ -113,6 +161,7 @@ class Voices:
         self._attempts.add(attempt)
         try:
             async with self._turn:
+                attempt.check()
                 loop = asyncio.get_running_loop()
                 reference = await loop.run_in_executor(self._threads, self._engine.clone, data, text, attempt)
         except CloneFailed as failed:
@@ -135,11 +184,13 @@ class Voices:
         """One that a client made; whether it was there."""
         return self._made.remove(voice)
 
-    def close(self) -> None:
-        """Gives up what is being worked on."""
+    async def close(self) -> None:
+        """Gives up what is being worked on, and returns when that has ended."""
+        if self._named is not None:
+            self._named.close()
         for attempt in self._attempts:
             attempt.give_up()
-        self._threads.shutdown(cancel_futures=True)
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
 
 def found(voices: Voices | None, voice: str | None) -> Reference | None:

@@ -31,7 +31,8 @@ from engine.reference import MAX_BYTES, check_cloning
 PATH = "voices"
 UPLOAD_SECONDS = 60.0
 MAX_UPLOADS = 4
-"""At once: each holds what has come of its recording."""
+"""At once, from the first byte of a recording until it is a voice: each is held that long, 10 MiB of it, whether it is
+still being sent or waits for its turn. Beside these there are only recordings of calls, which are small."""
 UNREADABLE = ValueError, RuntimeError, AssertionError, HttpProcessingError, web.RequestPayloadError
 """How aiohttp says that a form cannot be read."""
 LIMITS = {"audio": MAX_BYTES, "text": 8 * 1024}
@@ -59,7 +60,7 @@ class VoiceRoutes:
         with refusals():
             check_cloning(self._spec, recorded=True)
         if self._uploads >= MAX_UPLOADS:
-            raise busy(VoicesBusy("too many recordings are being sent", ErrorCode.BUSY, None), RETRY_AFTER)
+            raise busy(VoicesBusy("too many recordings are being sent or worked on", ErrorCode.BUSY, None), RETRY_AFTER)
         self._uploads += 1
         try:
             made = await while_connected(request, self._made(request))

@@ -147,7 +147,7 @@ def hearing(device: torch.device, seconds: float, runs: int, console: Console) -
     predictor = Predictor()
     for step, elapsed in listening(ear, spec, limits, clock):
         predictor.observe(step, elapsed)
-    counts = (1, MAX_RECORDINGS) if devices.captures(device) else (1, 2)  # a CPU would take half a minute
+    counts = (1, MAX_RECORDINGS) if devices.captures(device) else (1, 2)  # a CPU would take too long
     for together in counts:
         crowd = [noise(seconds, seed) for seed in range(together)]
         heard(ear, spec, limits, predictor, clock, crowd)

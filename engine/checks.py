@@ -41,6 +41,15 @@ def check(holds: bool, name: str, expected: str, got: object) -> None:
         raise RequestError(f"{name} must be {expected}, got {shown(got)}", name)
 
 
+def check_written(name: str, text: str, most: int) -> None:
+    """Raises RequestError for text of more than so many characters, or of halves of UTF-16 pairs, which are none."""
+    if len(text) > most:
+        raise RequestError(f"{name} must have at most {most} characters, got {len(text)}; send it in parts", name)
+    if lone := sorted({c for c in text if "\ud800" <= c <= "\udfff"}):
+        got = ", ".join(map(repr, lone))
+        raise RequestError(f"{name} must be text that the voice can read, got {got}; take that out", name)
+
+
 def check_range(name: str, value: object, low: float, high: float) -> None:
     """Raises RequestError unless it is a number in that range, and a whole one where the range's ends are."""
     if is_whole(low):

@@ -4,6 +4,7 @@ In order of precedence:
   1. A playing stream whose slack is smaller than the step that a new caller would run: the one with the least slack.
   2. A new caller, first come first: first audio counts most.
   3. A recording that is to become codes, while no playing stream has little slack: it takes longer than first audio.
+     Under load its turn may never come: whoever waits for it does so for a while only (engine.cloning).
   4. The playing stream with the least slack.
 Those one stage behind go first, so that they share the step (waiting for batch-mates), if all have time for that; for a
 new caller's step only while the device is strained, or if one of them would soon interrupt new callers anyway.
@@ -35,8 +36,8 @@ SAVING = 0.1
 meanwhile waits for its end."""
 
 LEISURE = 4
-"""Times what a recording's step costs, that playing streams must have as slack for it: some of them take three times as
-long, and it comes again and again, so that all would soon have as little as is allowed."""
+"""Times what a recording's step costs, that playing streams must have as slack for it: some of them take much longer,
+and it comes again and again, so that all would soon have as little as is allowed."""
 EASE = 1.5
 """Seconds of slack that half of the playing streams have while the device has time to spare: then a new caller's steps
 do not wait for batch-mates."""

@@ -11,18 +11,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from engine.byte_cache import ByteCache
-from engine.checks import RequestError
+from engine.checks import RequestError, check
 from engine.core import Encoded, End, ErrorCode, Failed, ModelSpec, Output, Reference, Samples
-from engine.reference import SAMPLE_RATE, check_cloning, check_transcript, decode_apart
+from engine.reference import FIELD, SAMPLE_RATE, TRANSCRIPT, check_cloning, check_transcript, decode_apart
 
 CACHE_BYTES = 64 * 2**20
 """Of what files became: half a minute takes 240 kB."""
 BYTES_A_CODE = 40
 """A place in a tuple, a number of its own, and a share of the frame's tuple (CPython of 64 bits)."""
+PATIENCE = 60.0
+"""Seconds after which a recording that has not become codes is given up: in the engine everybody who is to hear
+something goes before it, and under load that may be for ever."""
+RETRY_AFTER = 10.0
 
 Frames = tuple[tuple[int, ...], ...]
 
@@ -112,9 +116,11 @@ class Cloning:
         """The voice in the bytes of a file, in which `text` is said.
 
         Raises RequestError for what is no recording of that text, or where the voice has no reference mode; CloneFailed
-        where the engine is busy or dies; GivenUp; and RuntimeError where PyAV is missing.
+        where the engine is busy for too long or dies; GivenUp; and RuntimeError where PyAV is missing.
         """
         check_cloning(self._engine.spec, recorded=True)
+        check(isinstance(data, bytes), FIELD, "the bytes of a file", data)
+        check(isinstance(text, str), TRANSCRIPT, "text", text)
         check_transcript(text)
         heard = self._heard(data, attempt or Attempt())
         check_transcript(text, heard.seconds)
@@ -137,13 +143,22 @@ class Cloning:
         request_id = self._engine.encode(samples, outputs.put)
         frames: Frames = ()
         with attempt.doing(lambda: self._engine.cancel(request_id)):
-            while not isinstance(output := outputs.get(), End):
+            while not isinstance(output := self._next(outputs, request_id), End):
                 if isinstance(output, Encoded):
                     frames = tuple(map(tuple, output.codes.tolist()))
             if isinstance(output, Failed):
                 raise failure(output)
         assert frames, f"a recording that is encoded to its end has frames, got {output}"
         return frames
+
+    def _next(self, outputs: SimpleQueue[Output], request_id: int) -> Output:
+        """What the engine says next; where it says nothing for too long, it need not any more."""
+        try:
+            return outputs.get(timeout=PATIENCE)
+        except Empty:
+            self._engine.cancel(request_id)
+            why = f"the recording waited {PATIENCE:g} s for its turns, since others are spoken to: send it again later"
+            return Failed(request_id, 0, ErrorCode.BUSY, why, RETRY_AFTER)
 
 
 def failure(failed: Failed) -> Exception:

@@ -37,10 +37,11 @@ class Judge:
         self._first_chunk, self._in_part, self._max_lead = policy.first_chunk, policy.paced, max_lead
 
     def judge(self, candidates: Sequence[Candidate], now: float) -> None:
-        """Write into each what its stream needs, and its slack, if all of them share the device. This is most of
-        planning, so no call is made that can be spared."""
-        guided = True in [candidate.stream.guided for candidate in candidates]
-        self.pace = pace = self._predictor.pace(len(candidates), self._limits, guided)
+        """Write into each what its stream needs, and its slack, if all who speak share the device; recordings have only
+        what these can spare. This is most of planning, so no call is made that can be spared."""
+        speaking = [candidate.stream.guided for candidate in candidates if candidate.stream.stage is not ENCODE]
+        guided = True in speaking
+        self.pace = pace = self._predictor.pace(max(1, len(speaking)), self._limits, guided)
         margin, most, frame, codec = pace.margin, pace.largest, pace.frame, pace.codec
         first, least, in_part = self._first_chunk, frame + codec[1], self._in_part
         for candidate in candidates:

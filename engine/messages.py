@@ -12,6 +12,8 @@ from engine.core import SPEAKING, Cancel, Encode, Limits, ModelSpec, Output, Pla
 from engine.recorder import Ran
 
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "breeze-mini"
+PATIENCE = 30.0
+"""Seconds without a piece after which the text of an open request is taken to be complete."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,14 @@ from math import inf
 from engine.checks import RequestError
 from engine.clock import Clock
 from engine.core import ErrorCode, Refused, Text
-from engine.messages import TextPiece
+from engine.messages import PATIENCE, TextPiece
 from engine.models import Reading
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 30.0
-"""Seconds without a piece after which a text is complete."""
+SILENCE = PATIENCE + 1.0
+"""Seconds without a piece after which a text is complete: the runtime takes none after PATIENCE, but one that it took
+just before may still be on its way."""
 
 
 @dataclass(slots=True)
@@ -81,13 +82,13 @@ class OpenRequests:
     @property
     def patience(self) -> float | None:
         """Seconds until the next of them is taken to be complete; None: there is none."""
-        left = min((request.heard_at for request in list(self._open.values())), default=inf) + PATIENCE
+        left = min((request.heard_at for request in list(self._open.values())), default=inf) + SILENCE
         return None if left == inf else max(0.0, left - self._clock.now())
 
     def expire(self) -> None:
         """Ends the texts that nobody has gone on with."""
-        silent_since = self._clock.now() - PATIENCE
+        silent_since = self._clock.now() - SILENCE
         for number, request in list(self._open.items()):
             if request.heard_at <= silent_since:
-                log.warning("no text came for request %d in %g s: it is taken to be complete", number, PATIENCE)
+                log.warning("no text came for request %d in %g s: it is taken to be complete", number, SILENCE)
                 self._read(TextPiece(number, "", True), request)

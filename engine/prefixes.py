@@ -26,8 +26,9 @@ class Prefixes:
         return sum(map(len, self._kept.values()))
 
     def idle(self, beside: bytes = b"") -> int:
-        """Pages that nobody uses, without those of one key."""
-        return sum(len(pages) for key, pages in self._kept.items() if key != beside and self._unused(pages))
+        """Pages that nobody uses, without those of one key: asked in every plan, so that none are counted here."""
+        own = self.find(beside)
+        return self._pages.num_idle - (len(own) if own and self._unused(own) else 0)
 
     def find(self, key: bytes) -> tuple[int, ...]:
         """The pages of that key, if they are kept."""
@@ -44,7 +45,7 @@ class Prefixes:
     def keep(self, key: bytes, pages: tuple[int, ...]) -> None:
         """These are complete; if others of that key are kept already, they are not needed."""
         if pages and key not in self._kept:
-            self._pages.share(pages)
+            self._pages.keep(pages)
             self._kept[key] = pages
 
     def make_room(self, count: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from engine.checks import RequestError
+from engine.checks import RequestError, check_written
 from engine.core import Mode, ModelSpec, Prefix, Reference, Request
 from engine.reference import check_cloning
 from engine.weights import WHOLE_FOLDER, CheckpointError
@@ -40,9 +40,7 @@ class Reader:
         return ids
 
     def unreadable(self, text: str) -> list[str]:
-        """What of the text the tokenizer cannot encode."""
-        if lone := {c for c in text if "\ud800" <= c <= "\udfff"}:  # halves of UTF-16 pairs
-            return sorted(lone)
+        """What of the text, which has no halves of characters, the tokenizer cannot encode."""
         if self._unknown_id is None:
             return sorted(c for c in set(text) if not self._encodes(c))
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -105,9 +103,7 @@ def check_text(what: str, text: str, spec: ModelSpec, reader: Reader, marks: Seq
 
 def check_readable(what: str, text: str, spec: ModelSpec, reader: Reader, marks: Sequence[str], use: str) -> None:
     """The same for text that need not say anything."""
-    limit = spec.max_text_chars
-    if len(text) > limit:
-        raise RequestError(f"{what} must have at most {limit} characters, got {len(text)}; send it in parts", what)
+    check_written(what, text, spec.max_text_chars)
     for mark in marks:
         if mark in text:
             raise RequestError(f"{what} must not hold {mark}, which {use} in the prompt; take it out", what)
@@ -118,12 +114,15 @@ def check_readable(what: str, text: str, spec: ModelSpec, reader: Reader, marks:
 def check_frames(reference: Reference, books: int, size: int) -> None:
     """Raises RequestError for frames that the codec does not have: `books` codes, each below `size`."""
     if not reference.frames:
-        raise RequestError("reference must have at least one frame of codes, got none; send a recording's codes")
+        raise RequestError(
+            "reference must have at least one frame of codes, got none; send a recording's codes", "reference"
+        )
     for i, frame in enumerate(reference.frames):
         if len(frame) != books or not all(0 <= code < size for code in frame):
             raise RequestError(
                 f"reference frame {i} must have {books} codes from 0 to {size - 1}, got {list(frame)}; "
-                "encode the reference with this voice's codec"
+                "encode the reference with this voice's codec",
+                "reference",
             )
 
 

@@ -91,8 +91,7 @@ def decode_apart(data: bytes, doing: Doing = lambda stop: nullcontext()) -> Samp
     what ends it, while it runs.
 
     18 KB of an M4A can make FFmpeg fill 3 GB (see the test), and it is C: whatever it does to that process is one
-    RequestError here.
-    Takes about 0.3 seconds longer. Blocks.
+    RequestError here. Takes longer by the start of that process. Blocks.
     """
     recognise(data)
     command = [sys.executable, "-m", "engine.reference"]
@@ -119,17 +118,18 @@ def _read(sound: bytes, told: str, status: int) -> Samples:
     return np.frombuffer(sound, np.float32).copy()
 
 
-def check_cloning(spec: ModelSpec, recorded: bool = False) -> None:
-    """Raises RequestError for a voice that cannot speak like somebody else; of a recording, if that is `recorded`."""
+def check_cloning(spec: ModelSpec, recorded: bool = False, field: str = FIELD) -> None:
+    """Raises RequestError for a voice that cannot speak like somebody else; of a recording, if that is `recorded`.
+    `field`: what asks for it."""
     if Mode.CLONE not in spec.modes:
         raise RequestError(
-            f"{FIELD} must be left out: the voice {spec.name} speaks as itself only; take one that clones, like Breeze "
+            f"{field} must be left out: the voice {spec.name} speaks as itself only; take one that clones, like Breeze "
             "TTS 2",
-            FIELD,
+            field,
         )
     if recorded and not spec.encodes:
         raise RequestError(
-            f"{FIELD} must be given as codes: the voice {spec.name} has no encoder for recordings in its folder", FIELD
+            f"{field} must be given as codes: the voice {spec.name} has no encoder for recordings in its folder", field
         )
 
 

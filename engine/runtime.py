@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
-from engine.checks import RequestError, check
+from engine.checks import RequestError, check, check_id
 from engine.clock import Clock, MonotonicClock
 from engine.cloning import Attempt, Cloning
 from engine.core import (
@@ -32,6 +32,7 @@ from engine.core import (
 )
 from engine.link import EngineError, Link
 from engine.messages import (
+    PATIENCE,
     FromWorker,
     Numbered,
     Ready,
@@ -74,6 +75,12 @@ class OpenRequest:
     epoch: int
     chars_left: int | None = None
     """That its text may still grow by; None: it is complete."""
+    heard_at: float = 0.0
+    """When something came of its text last."""
+
+    def late(self, now: float) -> bool:
+        """Whether the engine takes its text to be complete by now, though its caller has not ended it."""
+        return self.chars_left is not None and now - self.heard_at >= PATIENCE
 
 
 class Runtime:
@@ -132,7 +139,7 @@ class Runtime:
         except RequestError as error:
             return ErrorCode.BAD_REQUEST, str(error), None
         left = self.spec.max_text_chars - len(request.text) if request.open else None
-        return self._send(numbered, OpenRequest(deliver, request.epoch, left))
+        return self._send(numbered, OpenRequest(deliver, request.epoch, left, submitted_at))
 
     def _send(self, message: Numbered | Encode, request: OpenRequest) -> Refusal | None:
         """Unless no request is taken now."""
@@ -158,24 +165,28 @@ class Runtime:
 
     def append_text(self, request_id: int, text: str) -> None:
         """More of the text of a request that was submitted open. Pieces may be cut anywhere. Raises RequestError for a
-        request that takes no more text, because it was whole, is complete, or is over, and for what would make it too
-        long; the request goes on without that."""
+        request that takes no more text, because it was whole, is complete, is over, or has had none for 30 s, for what
+        would make it too long, and for what is no id or no text; the request goes on without that."""
         self._append(request_id, text, done=False)
 
     def end_text(self, request_id: int, text: str = "") -> None:
-        """The same for the last piece: the text is complete. An end without text of a request that is over does
-        nothing. One that nobody goes on with for 30 s is taken to be complete."""
+        """The same for the last piece: the text is complete. An end without text of a request that is over, or
+        that nobody has gone on with for 30 s, does nothing: by then it is taken to be complete."""
         self._append(request_id, text, done=True)
 
     def _append(self, request_id: int, text: str, done: bool) -> None:
+        check_id("request_id", request_id)
         check(isinstance(text, str), "text", "text", text)
+        now = self._clock.now()
         with self._changed:
             request = self._open.get(request_id)
-            if request is None and done and not text:
+            late = request is not None and request.late(now)
+            if (request is None or late) and done and not text:
                 return
-            left = None if request is None else request.chars_left
+            left = None if request is None or late else request.chars_left
             if request is None or left is None:
                 why = "it is over, or was never submitted" if request is None else "its text is complete"
+                why += f", since nothing came for {PATIENCE:g} s" if late else ""
                 raise RequestError(f"request {request_id} takes no more text: {why}; submit another one", "request_id")
             if len(text) > left:
                 most = self.spec.max_text_chars
@@ -184,7 +195,7 @@ class Runtime:
                     "request for the rest",
                     "text",
                 )
-            request.chars_left = None if done else left - len(text)
+            request.chars_left, request.heard_at = None if done else left - len(text), now
             self._link.send(TextPiece(request_id, text, done))
 
     def cancel(self, request_id: int) -> None:

@@ -67,6 +67,7 @@ class Scripted:
     answer: Callable[[int, Samples], list[Output]] | None = None
     heard: list[int] = field(default_factory=list)
     begun: threading.Event = field(default_factory=threading.Event)
+    cancelled: list[int] = field(default_factory=list)
     deliver: Callable[[Output], None] = lambda output: None
 
     def encode(self, samples: Samples, deliver: Callable[[Output], None]) -> int:
@@ -80,6 +81,7 @@ class Scripted:
 
     def cancel(self, request_id: int) -> None:
         assert request_id == 7
+        self.cancelled.append(request_id)
         self.deliver(Finished(7, 0, FinishReason.CANCELLED, STATS))
 
 
@@ -144,11 +146,33 @@ def test_a_voice_that_does_not_clone_or_has_no_encoder_says_so_before_anything_i
         Cloning(Scripted(SPEC)).reference(b"", "")
 
 
+@pytest.mark.parametrize(
+    ("data", "text", "field"),
+    [("anna.wav", TEXT, "reference"), (None, TEXT, "reference"), (wav(2), 3, "reference text")],
+)
+def test_what_is_no_file_or_no_text_is_one_clear_error(data: bytes, text: str, field: str) -> None:
+    with pytest.raises(RequestError, match=f"{field} must be .*, got ") as raised:
+        Cloning(Scripted(answer=coded)).reference(data, text)
+    assert raised.value.field == field
+
+
 def test_a_busy_engine_is_nobodys_fault() -> None:
     failed = Failed(7, 0, ErrorCode.BUSY, "64 recordings are waiting already", 2.5)
     with pytest.raises(CloneFailed, match="64 recordings") as raised:
         Cloning(Scripted(answer=lambda number, samples: [failed])).reference(wav(2), TEXT)
     assert (raised.value.code, raised.value.retry_after) == (ErrorCode.BUSY, 2.5)
+
+
+def test_a_recording_that_never_has_its_turn_is_no_endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As beside listeners who always have little slack. It can be sent again, and is then begun anew."""
+    monkeypatch.setattr("engine.cloning.PATIENCE", 0.05)
+    engine = Scripted()
+    cloning = Cloning(engine)
+    for turns in (1, 2):
+        with pytest.raises(CloneFailed, match=r"waited 0\.05 s for its turns.*again later") as raised:
+            cloning.reference(wav(2), TEXT)
+        assert (raised.value.code, raised.value.retry_after) == (ErrorCode.BUSY, 10.0)
+        assert engine.cancelled == [7] * turns == [7] * len(engine.heard)
 
 
 def given_up(cloning: Cloning, attempt: Attempt) -> threading.Thread:

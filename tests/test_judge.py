@@ -3,11 +3,13 @@ ms for each frame."""
 
 from math import inf
 
+import numpy as np
 import pytest
 from scripted_engine import COSTS, Fixed, submit
 
 from engine.choice import Predicted
-from engine.core import FinishReason, Limits, Stage
+from engine.core import Encode, FinishReason, Limits, Stage
+from engine.encoding import Encoding
 from engine.judge import Judge
 from engine.playback import Playback, PlaybackClock
 from engine.policies import newest_first
@@ -85,3 +87,15 @@ def test_a_new_caller_has_waited_too_long_already() -> None:
     candidate = Candidate(Stream.accept(submit(1, tokens=40), SPEC, LIMITS, 0.0), Stage.DEPTH, 1, 0.0, True)
     assert judged(candidate) == [(Stage.TEXT, 40, False)]
     assert candidate.slack == -inf
+
+
+def test_recordings_are_nobody_who_speaks() -> None:
+    """With eight more who speak there would be two steps for each frame, as eight share one at most."""
+    alone, beside = playing(0, 1.0), playing(0, 1.0)
+    encodes = [Encode(number, np.zeros(SPEC.samples_per_frame, np.float32)) for number in range(2, 10)]
+    recordings = [Candidate(Encoding.of(encode, SPEC, 0.0), Stage.ENCODE, 1, -inf) for encode in encodes]
+    judged(alone)
+    assert judged(beside, *recordings)[1:] == [(Stage.ENCODE, 1, False)] * 8
+    assert beside.slack == alone.slack
+    judged(crowded := playing(0, 1.0), *(playing(0, 1.0) for _ in recordings))
+    assert crowded.slack < alone.slack

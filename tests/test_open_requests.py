@@ -8,8 +8,8 @@ import pytest
 
 from engine.checks import RequestError
 from engine.core import ErrorCode, Prompt, Refused, Text
-from engine.messages import TextPiece
-from engine.open_requests import PATIENCE, OpenRequests
+from engine.messages import PATIENCE, TextPiece
+from engine.open_requests import SILENCE, OpenRequests
 from engine.simulator import FakeClock
 
 
@@ -72,12 +72,21 @@ def test_a_text_that_nobody_goes_on_with_is_complete_after_a_while(clock: FakeCl
     clock.advance(20.0)
     requests.open(2, 5, Letters())
     requests.take(TextPiece(1, "a"))
-    assert requests.patience == pytest.approx(PATIENCE)
-    clock.advance(PATIENCE - 1)
+    assert requests.patience == pytest.approx(SILENCE)
+    clock.advance(SILENCE - 1)
     requests.take(TextPiece(2, "b"))
     requests.expire()
     clock.advance(1.0)
     assert requests.patience == 0.0
     requests.expire()
     assert events == [Text(1, (97,)), Text(2, (98,)), Text(1, (0,), True)]
-    assert requests.patience == pytest.approx(PATIENCE - 1)
+    assert requests.patience == pytest.approx(SILENCE - 1)
+
+
+def test_a_piece_that_was_taken_at_the_last_moment_is_still_read(clock: FakeClock) -> None:
+    """It is half a second on its way."""
+    requests, events = opened(clock, 1)
+    clock.advance(PATIENCE + 0.5)
+    requests.expire()
+    requests.take(TextPiece(1, "a"))
+    assert events == [Text(1, (97,))]

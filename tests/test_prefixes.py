@@ -86,6 +86,43 @@ def test_the_second_of_one_key_is_not_kept_beside_the_first() -> None:
     assert (prefixes.find(b"a"), pages.holders(second[0])) == (first, 1)
 
 
+class Counted(PageAllocator):
+    """Counts how often it is asked for a page."""
+
+    asked = 0
+
+    def holders(self, page: int) -> int:
+        self.asked += 1
+        return super().holders(page)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["speak", "end", "room"])), max_size=60))
+def test_what_is_idle_is_known_without_counting_it(asked: list[tuple[int, str]]) -> None:
+    """Ten voices of one to four pages; each speaker has one page besides."""
+    pages = Counted(30)
+    prefixes, speaking = Prefixes(pages), list[tuple[int, ...]]()
+    for number, what in asked:
+        key, size = bytes([number]), 1 + number % 4
+        if what == "speak":
+            shared = prefixes.take(key, 1) if prefixes.find(key) else ()
+            own = pages.allocate(size + 1 - len(shared))
+            if own is not None:
+                prefixes.keep(key, own[:size])
+            speaking.append((*shared, *(own or ())))
+        elif what == "end" and speaking:
+            pages.free(speaking.pop(number % len(speaking)))
+        elif what == "room":
+            prefixes.make_room(3 * number)
+        unused = {key: len(kept) for key, kept in prefixes._kept.items() if pages.holders(kept[0]) == 1}
+        pages.asked = 0
+        assert prefixes.idle() == sum(unused.values())
+        assert prefixes.idle(beside=key) == sum(unused.values()) - unused.get(key, 0)
+        assert pages.asked <= 1
+    for held in speaking:
+        pages.free(held)
+    assert prefixes.idle() == prefixes.num_pages == 30 - pages.num_free
+
+
 # ---- a scheduler with a device that knows what lies in every page ----
 
 

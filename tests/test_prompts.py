@@ -214,8 +214,9 @@ def test_a_limit_where_the_tokenizer_cannot_read_the_sample() -> None:
     ],
 )
 def test_bad_reference(model: Breeze, frames: tuple[tuple[int, ...], ...], message: str) -> None:
-    with pytest.raises(RequestError, match=message):
+    with pytest.raises(RequestError, match=message) as raised:
         model.prompt(Request("a", GREEDY, reference=Reference("b", frames)))
+    assert raised.value.field == "reference"
 
 
 @pytest.mark.parametrize("mode", ["design", "clone", "direction"])

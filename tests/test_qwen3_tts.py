@@ -619,6 +619,30 @@ def test_who_appends_to_what_takes_no_more_text_is_told(speaking: tuple[str, Run
     runtime.end_text(number)
 
 
+def test_a_text_that_nobody_went_on_with_takes_no_more(
+    speaking: tuple[str, Runtime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end of it is nobody's mistake."""
+    kind, runtime = speaking
+    if kind != "custom":
+        return
+    ended = Event()
+    ask = Request("hello", replace(GREEDY, max_frames=500, min_frames=500), open=True)
+    number = runtime.submit(ask, lambda output: ended.set() if isinstance(output, Failed | Finished) else None)
+    runtime.append_text(number, " there")
+    monkeypatch.setattr("engine.runtime.PATIENCE", 0.0)
+    with pytest.raises(
+        RequestError, match=f"request {number} takes no more text: its text is complete, since nothing came for 0 s"
+    ) as raised:
+        runtime.append_text(number, " my friend")
+    assert raised.value.field == "request_id"
+    with pytest.raises(RequestError, match="since nothing came"):
+        runtime.end_text(number, " my friend")
+    runtime.end_text(number)
+    runtime.cancel(number)
+    assert ended.wait(30)
+
+
 def test_a_piece_that_cannot_be_read_ends_its_request_alone(speaking: tuple[str, Runtime]) -> None:
     kind, runtime = speaking
     if kind != "custom":

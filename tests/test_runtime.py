@@ -174,6 +174,13 @@ def test_what_is_no_request_no_id_and_no_playhead_is_its_callers_error(runtime: 
         runtime.submit("Hi.", print)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"request_id must be a whole number, got \[1\]"):
         runtime.cancel([1])  # type: ignore[arg-type]
+    for write in (runtime.append_text, runtime.end_text):
+        with pytest.raises(RequestError, match=r"request_id must be a whole number, got \[\]"):
+            write([], "more")  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match=r"request_id must be from 0 to \d+, got -1"):
+            write(-1, "more")
+        with pytest.raises(RequestError, match=r"text must be text, got b'more'"):
+            write(1, b"more")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="a playhead must be a Playhead, got None"):
         runtime.playhead(None)  # type: ignore[arg-type]
     for at in (1e12, now + 60.0, -1e12, -60.0):

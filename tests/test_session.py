@@ -739,6 +739,46 @@ async def test_after_its_end_it_takes_no_more(open_call: Call) -> None:
     assert open_call.engine.written == [(1, None)]
 
 
+async def test_text_that_comes_too_late_is_one_error_and_no_end(open_call: Call) -> None:
+    """The engine takes it to be complete by then, and says so."""
+    open_call.speak("a", "Hi", open=True)
+    open_call.engine.ended.add(1)
+    for number in (1, 2):
+        open_call.client(type="text.append", id="a", text=" there")
+        errors = open_call.told("error")
+        told = [(error["code"], error["event"], error["field"]) for error in errors]
+        assert told == [("bad_request", "text.append", "id")] * number
+        assert errors[-1]["message"].endswith("or nothing came of it for 30 s")
+    assert not open_call.session.quiet
+
+
+@pytest.mark.parametrize(
+    ("appended", "field", "event"),
+    [(False, "text", "speak"), (True, "text", "text.append"), (True, "speaker", "speak")],
+)
+async def test_what_is_wrong_with_a_text_is_the_fault_of_the_message_that_wrote_it(
+    open_call: Call, appended: bool, field: str, event: str
+) -> None:
+    """The engine tells it later."""
+    open_call.speak("a", "Hi", open=True)
+    if appended:
+        open_call.client(type="text.append", id="a", text=" <|im_end|>")
+        open_call.client(type="text.done", id="a")
+    open_call.engine.fail(1, ErrorCode.BAD_REQUEST, f"{field} must be another", field=field)
+    await asyncio.sleep(0)
+    (error,) = open_call.told("error")
+    assert (error["id"], error["event"], error["field"]) == ("a", event, field)
+
+
+async def test_a_piece_that_comes_too_fast_is_one_error_with_its_event(open_call: Call) -> None:
+    open_call.speak("a", "Hi", open=True)
+    for _ in range(120):
+        open_call.client(type="text.append", id="a", text="x")
+    (error,) = open_call.told("error")
+    assert (error["code"], error["event"]) == ("busy", "text.append")
+    assert len(open_call.engine.written) == 99
+
+
 async def test_a_voice_that_reads_whole_texts_says_so(call: Call) -> None:
     call.speak("a", "Hi", open=True)
     (error,) = call.told("error")

@@ -561,19 +561,22 @@ async def test_a_field_that_cannot_be_is_named(site: Site, fields: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("message", "param"),
+    ("message", "field", "param"),
     [
-        ("speaker must be one of S0, S1 or empty, got 'alloy'; choose one of them", "voice"),
-        ("text must be text that the voice can read, got 'x'; take that out", "input"),
-        ("instruction must have at most 200 characters, got 300; send it in parts", "instructions"),
-        ("a prompt of 9 positions must leave room for its speech", None),
+        ("speaker must be one of S0, S1 or empty, got 'alloy'; choose one of them", "speaker", "voice"),
+        ("text must be text that the voice can read, got 'x'; take that out", "text", "input"),
+        ("instruction must have at most 200 characters, got 300; send it in parts", "instruction", "instructions"),
+        ("voice x knows the modes clone, got a request of mode plain; give a reference", "reference", "voice"),
+        ("reference text must hold something to say, got ' '; send words", "reference text", "voice"),
+        ("language must be one of those that voice x knows (none) or empty, got 'de'", "language", "language"),
+        ("a prompt of 9 positions must leave room for its speech", None, None),
     ],
 )
 async def test_what_the_engine_cannot_take_is_named_as_the_client_calls_it(
-    by_hand: Site, message: str, param: str | None
+    by_hand: Site, message: str, field: str | None, param: str | None
 ) -> None:
     asking, job = await by_hand.begun(input="Hello.", voice="alloy")
-    by_hand.engine.fail(job, ErrorCode.BAD_REQUEST, message)
+    by_hand.engine.fail(job, ErrorCode.BAD_REQUEST, message, field=field)
     async with await asking as response:
         error = (await response.json())["error"]
     assert (response.status, error["param"], error["message"]) == (400, param, message)

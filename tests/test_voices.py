@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,7 @@ from engine.cloning import Attempt, CloneFailed, GivenUp
 from engine.core import ErrorCode, Failed, Mode, ModelSpec, Reference
 from engine.messages import EMBEDDED_VOICE, RuntimeConfig
 from engine.runtime import Runtime
-from engine.voice_folder import VoiceFolder
+from engine.voice_folder import NamedVoice, VoiceFolder
 from engine.wav import HEADER_BYTES
 
 WITHIN = 60.0
@@ -96,25 +97,94 @@ async def test_a_voice_that_was_made_is_found_by_its_id_and_by_nothing_else() ->
     assert not voices.forget(made.id)
     with pytest.raises(RequestError, match="make it again"):
         voices.find(made.id)
-    voices.close()
+    await voices.close()
 
 
-async def test_those_of_the_folder_have_names_and_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+async def test_those_of_the_folder_have_names_and_a_file_that_changes_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.voices.LOOK_SECONDS", 0.01)
     folder = VoiceFolder(tmp_path)
     voice = replace(ANNA, reference=Reference(TEXT, FRAMES), name="anna")
     folder.write(voice)
+    damaged = tmp_path / "bert.json"
+    damaged.write_text("{}")
     voices = Voices(Studio(), folder)
-    assert voices.names == ("anna",)
+    assert voices.names == ("anna", "bert")
     assert voices.find("anna") is voices.find("anna"), "it is kept"
+    assert [voices.has(name) for name in ("anna", "bert", "carl", "voice_x", "S1")] == [True, True, False, True, False]
+    for name, words in (("bert", "voice bert must be whole"), ("carl", r"one of those with a name \(anna, bert\)")):
+        with pytest.raises(RequestError, match=words) as raised:
+            voices.find(name)
+        assert raised.value.field == "voice"
     folder.remove("anna")
-    with pytest.raises(RequestError, match=r"one of those that are there \(none\)"):
+    await until(lambda: voices.names == ("bert",))
+    with pytest.raises(RequestError, match=r"one of those with a name \(bert\)"):
         voices.find("anna")
     folder.write(replace(voice, reference=Reference("other words", FRAMES)))
+    await until(lambda: voices.has("anna"))
     assert voices.find("anna").text == "other words"
     folder.write(replace(ANNA, name="wide"))
+    await until(lambda: voices.has("wide"))
     with pytest.raises(RequestError, match="must have 1 codes"):
         voices.find("wide")
-    voices.close()
+    await voices.close()
+
+
+class Disk(VoiceFolder):
+    """Notes who reads it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.readers = set[threading.Thread]()
+
+    def names(self) -> list[str]:
+        self.readers.add(threading.current_thread())
+        return super().names()
+
+    def changed(self, name: str) -> int:
+        self.readers.add(threading.current_thread())
+        return super().changed(name)
+
+    def read(self, name: str) -> NamedVoice:
+        self.readers.add(threading.current_thread())
+        return super().read(name)
+
+
+async def test_nobody_who_is_served_waits_for_the_disk(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.write(replace(ANNA, reference=Reference(TEXT, FRAMES), name="anna"))
+    voices = Voices(Studio(), disk)
+    disk.readers.clear()
+    assert voices.has("anna")
+    assert voices.names == ("anna",)
+    assert voices.find("anna").text == TEXT
+    with pytest.raises(RequestError):
+        voices.find("bert")
+    assert threading.current_thread() not in disk.readers
+    await voices.close()
+
+
+async def test_the_loop_goes_on_while_the_last_recordings_are_given_up() -> None:
+    ended = threading.Event()
+
+    class Slow(Studio):
+        def clone(self, data: bytes, text: str, attempt: Attempt | None = None) -> Reference:
+            self.asked.append((data, text))
+            assert ended.wait(WITHIN)
+            raise GivenUp
+
+    voices = Voices(engine := Slow())
+    making = [asyncio.create_task(voices.make(b"sound", str(i))) for i in range(AT_ONCE + 1)]
+    await until(lambda: len(engine.asked) == AT_ONCE)
+    closing = asyncio.create_task(voices.close())
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    ended.set()
+    await closing
+    told = await asyncio.gather(*making, return_exceptions=True)
+    assert [one.code for one in told if isinstance(one, VoicesBusy)] == [ErrorCode.CLOSED] * len(making)
+    assert len(engine.asked) == AT_ONCE, "who waited is not begun"
 
 
 async def test_who_waits_and_goes_takes_the_recording_along() -> None:
@@ -130,7 +200,7 @@ async def test_who_waits_and_goes_takes_the_recording_along() -> None:
     engine.let.set()
     await asyncio.gather(*busy)
     assert len(engine.asked) == AT_ONCE
-    voices.close()
+    await voices.close()
 
 
 async def test_ten_thousand_voices_take_no_more_than_they_may() -> None:
@@ -142,7 +212,7 @@ async def test_ten_thousand_voices_take_no_more_than_they_may() -> None:
     assert voices.find(ids[-1])
     with pytest.raises(RequestError):
         voices.find(ids[0])
-    voices.close()
+    await voices.close()
 
 
 async def test_more_recordings_than_there_is_room_for_are_refused_and_the_others_made() -> None:
@@ -161,7 +231,7 @@ async def test_more_recordings_than_there_is_room_for_are_refused_and_the_others
     assert [type(one).__name__ for one in done] == ["CancelledError", *["Made"] * (len(making) - 2), "CancelledError"]
     assert len(engine.asked) == len(making) - 1, "who gave up while he waited was never begun"
     await until(lambda: engine.given_up == 1)
-    voices.close()
+    await voices.close()
 
 
 # ---- how a text is said ----
@@ -263,6 +333,18 @@ async def test_a_voice_that_is_not_there_is_the_messages_fault(executor: ThreadP
     without.speak("a", voice=voice)
     without.client(type="voice.create", id="b", text=TEXT, audio="")
     assert [error["id"] for error in without.told("error")] == ["a", "b"]
+
+
+@pytest.mark.parametrize("field", ["reference", "reference text"])
+async def test_what_the_engine_finds_wrong_with_a_voice_is_the_field_voice(
+    executor: ThreadPoolExecutor, field: str
+) -> None:
+    call = call_with(executor, Studio())
+    call.speak("a")
+    call.engine.fail(1, ErrorCode.BAD_REQUEST, f"{field} must be another", field=field)
+    await asyncio.sleep(0)
+    (error,) = call.told("error")
+    assert (error["id"], error["event"], error["field"]) == ("a", "speak", "voice")
 
 
 # ---- over HTTP ----
@@ -406,7 +488,8 @@ async def test_too_many_at_once_are_told_to_come_back(monkeypatch: pytest.Monkey
         async with Site(engine) as site:
             first = asyncio.create_task(site.make())
             await until(lambda: engine.asked)
-            assert (await site.make())[0] == 503
+            status, refused = await site.make()
+            assert (status, refused["error"]["message"]) == (503, "too many recordings are being sent or worked on")
             engine.let.set()
             assert (await first)[0] == 201
 
@@ -420,6 +503,13 @@ async def test_an_offer_says_how_all_of_the_call_is_said(tmp_path: Path) -> None
                 ({"voice": "bert"}, "(anna)"),
                 ({"color": "red"}, "color"),
                 ({"speaker": 3}, "speaker"),
+                ({"speaker": "\udfff"}, "speaker must be text that the voice can read"),
+                ({"language": "x" * 201}, "language must have at most 200 characters, got 201"),
+                ({"instruction": "x" * 201}, "instruction must have at most 200 characters, got 201"),
+                ({"instruction": "so\ud800"}, "instruction must be text that the voice can read"),
+                ({"cfg_scale": "2"}, "cfg_scale"),
+                ({"cfg_scale": 21}, "cfg_scale must be from 0.0 to 20.0, got 21"),
+                ({"cfg_scale": float("nan")}, "cfg_scale must be from 0.0 to 20.0, got nan"),
                 ([], "session"),
             ):
                 body = {"sdp": "v=0", "type": "offer", "session": session}
@@ -484,6 +574,7 @@ async def test_the_embedded_voice_says_the_same_everywhere(executor: ThreadPoolE
             status, body = await site.speech(input="Hello.", voice="voice_x")
             assert status == 400
             told.append(body.decode())
+            assert json.loads(body)["error"]["param"] == "voice"
             offer = {"sdp": "v=0", "type": "offer", "session": {"voice": "voice_x"}}
             async with site.client.post("/offer", json=offer) as response:
                 told.append((await response.json())["error"]["message"])
@@ -492,6 +583,9 @@ async def test_the_embedded_voice_says_the_same_everywhere(executor: ThreadPoolE
             call.client(type="voice.create", id="b", text=TEXT, audio=audio(wav(1.5)[:40_000]))
             await until(lambda: len(call.told("error")) == 2)
             told += [error["message"] for error in call.told("error")]
+            assert {error["id"]: error["field"] for error in call.told("error")} == {"a": "voice", "b": "audio"}
             call.session.close()
-    assert all(told[0] in message for message in told), told
-    assert "speaks as itself only" in told[0]
+    words = told[0].removeprefix("reference ")
+    assert "speaks as itself only" in words
+    assert all(words in message for message in told), told
+    assert all(f"voice {words}" in message for message in told[1:4]), told

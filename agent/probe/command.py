@@ -227,7 +227,7 @@ async def run(args: argparse.Namespace, wanted: Asked, progress: Progress) -> En
     probing = Run(target, judges, network=wanted.network, reference=wanted.reference)
     loading = _loading(args, wanted)
     gc.collect()
-    gc.freeze()  # a full collection of all that was imported takes 60 ms, in which no packet's arrival is noticed
+    gc.freeze()  # while all that was imported is collected, no packet's arrival is noticed
     interrupted, error = False, None
     try:
         interrupted = await until_signal(_work(args, wanted, probing, loading, progress))
