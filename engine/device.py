@@ -47,6 +47,12 @@ def slots(device: torch.device) -> int:
     return 8 if device.type == "cpu" else 256
 
 
+def longest_step(device: torch.device) -> float:
+    """Limits.max_step_seconds. On two cores a codec step of 16 frames saves the embedded voice 5 % against two of 8,
+    and keeps who interrupts waiting for 74 ms instead of 39 (breeze-mini-cpu, the profile of an AMD EPYC)."""
+    return 0.06 if device.type == "cpu" else 0.1
+
+
 def room(device: torch.device) -> float:
     """Bytes that keys and values may take, beside all that runs: on CUDA, half of what is free."""
     return inf if device.type == "cpu" else free_memory(device) / 2

@@ -347,7 +347,7 @@ def _loaded(config: RuntimeConfig, device: torch.device, progress: Progress) -> 
 def default_limits(model: Model, slots: int) -> Limits:
     """Room for every slot to reach the model's last position, or as many pages as the device has memory for: a request
     holds what it may need at most, and one that finds too little waits. Raises RuntimeError if none fits."""
-    limits = Limits(num_slots=slots)
+    limits = Limits(num_slots=slots, max_step_seconds=devices.longest_step(model.device))
     most = dict.fromkeys(Stage, min(slots, limits.batches[-1]))
     limits = replace(limits, max_batch=most | {Stage.ENCODE: min(most[Stage.ENCODE], MAX_RECORDINGS)})
     longest = -(-model.spec.max_positions // limits.page_size)
