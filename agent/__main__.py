@@ -32,6 +32,13 @@ def serve_parser() -> argparse.ArgumentParser:
     """The options of `serve`. Unknown ones are errors."""
     from agent.answering import add_options
     from agent.serve import ServeConfig
+    from agent.whep import IceServer
+
+    def ice_server(url: str) -> IceServer:
+        try:
+            return IceServer(url)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
     default = ServeConfig()
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} serve", allow_abbrev=False, description="Serve voice calls.")
@@ -52,6 +59,14 @@ def serve_parser() -> argparse.ArgumentParser:
     )
     add(
         "--allow-origin", action="append", default=[], metavar="ORIGIN", help="another page that may use it; repeatable"
+    )
+    add(
+        "--ice-server",
+        action="append",
+        default=[],
+        type=ice_server,
+        metavar="URL",
+        help="stun: or turn:, that players which call by WHEP are told of; repeatable",
     )
     add(
         "--max-peers",
@@ -123,6 +138,7 @@ def serve(argv: Sequence[str]) -> int:
             answering=asked(args),
             drain=args.drain,
             voices=args.voices,
+            ice_servers=tuple(args.ice_server),
             demo=args.demo,
         )
         server.run(config)

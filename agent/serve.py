@@ -28,6 +28,7 @@ from agent.guard import Access, AccessError, is_loopback
 from agent.server import attach
 from agent.trouble import OutsideError
 from agent.voices import Voices
+from agent.whep import IceServer
 from engine.clock import MonotonicClock
 from engine.messages import RuntimeConfig
 from engine.runtime import EngineError, Runtime
@@ -62,6 +63,8 @@ class ServeConfig:
     """Seconds that running utterances have after SIGTERM."""
     voices: Path | None = None
     """A folder of voices with a name."""
+    ice_servers: tuple[IceServer, ...] = ()
+    """That players which call by WHEP are told of."""
     demo: bool = False
     """Callers may change load, policy and the network that they are shown with."""
 
@@ -106,6 +109,7 @@ async def serve(config: ServeConfig, runtime: Runtime, sock: socket.socket, tls:
             answering=config.answering,
             show=runtime if config.demo else None,
             voices=Voices(runtime, VoiceFolder(config.voices) if config.voices else None),
+            ice_servers=config.ice_servers,
         )
     except ValueError as error:
         raise ServeError(str(error)) from error

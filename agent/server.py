@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -54,13 +54,15 @@ def attach(
     answering: Answering | None = None,
     show: Switchable | None = None,
     voices: Voices | None = None,
+    ice_servers: Iterable[whep.IceServer] = (),
 ) -> Calls:
     """Adds the routes to an application below `prefix`, and returns its calls; they end with the application.
 
     `opened` is told of every new session. `answering` says who listens and answers in every call; brain and transcriber
     are started and closed with the application. `show`, the engine itself, lets callers change what it is shown with,
     see agent.demo. `voices` lets them make voices of recordings, and speak like these; they are closed with the
-    application, too. Raises ValueError for a voice whose sample rate Opus does not take.
+    application, too. Players that call by WHEP are told of `ice_servers`. Raises ValueError for a voice whose sample
+    rate Opus does not take.
     """
     clock = MonotonicClock()
     calls = Calls(engine, limits, clock, opened, answering, voices)
@@ -82,7 +84,7 @@ def attach(
         add("GET", "demo/trace", routes.trace, needs_token=True)
     if answering:
         realtime_routes.add_routes(add, guard, calls)
-    whep.add_routes(add, guard, calls)
+    whep.add_routes(add, guard, calls, ice_servers)
     speech_http.add_routes(add, guard, calls, engine)
     if voices is not None:
         voices_http.add_routes(add, guard, voices, engine.spec)

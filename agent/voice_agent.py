@@ -41,6 +41,7 @@ from agent.trouble import SettingsError
 from agent.turn import Settings
 from agent.turn_end import TurnEnd
 from agent.voices import Voices
+from agent.whep import IceServer
 from agent.words import Backchannels
 from engine.core import FinishReason
 
@@ -109,6 +110,7 @@ class VoiceAgent:
         transcriber to tell them from a short "stop"; without one, all that is short does not.
 
     voices: lets callers make voices of recordings and speak like these; None: nobody can.
+    ice_servers: STUN and TURN servers that players which call by WHEP are told of.
 
     Hooks are called one after the other in every call, in the order of what happened, never in the middle of it; an
     async one is awaited before the next. What one raises is logged, and harms nobody. One that takes time is to be
@@ -142,6 +144,7 @@ class VoiceAgent:
         limits: CallLimits | None = None,
         access: Access | None = None,
         voices: Voices | None = None,
+        ice_servers: Collection[IceServer] = (),
         on_call: Hook | None = None,
         on_turn_started: Hook | None = None,
         on_text: TextHook | None = None,
@@ -153,6 +156,7 @@ class VoiceAgent:
         if vad is not None:
             vads.check(vad)
         self._engine, self._limits, self._access, self._voices = engine, limits, access, voices
+        self._ice_servers = ice_servers
         self._hooks: dict[str, Callable[..., object]] = {
             name: hook
             for name, hook in {
@@ -205,6 +209,7 @@ class VoiceAgent:
             opened=self._open,
             answering=self._answering,
             voices=self._voices,
+            ice_servers=self._ice_servers,
         )
         return self._calls
 

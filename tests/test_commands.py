@@ -295,6 +295,21 @@ def test_serve_takes_what_every_engine_takes() -> None:
     assert not runtime_config(serve_parser().parse_args([])).explain
 
 
+def test_serve_tells_of_the_ice_servers_that_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from agent import __main__, serve
+
+    asked = list[serve.ServeConfig]()
+    monkeypatch.setattr(serve, "run", asked.append)
+    servers = ["stun:stun.example.net", "turn:turn.example.net"]
+    assert __main__.main(["serve", "--ice-server", servers[0], "--ice-server", servers[1]]) == 0
+    assert [server.url for server in asked[0].ice_servers] == servers
+    with pytest.raises(SystemExit):
+        __main__.main(["serve", "--ice-server", "http://example.net"])
+    assert "an ICE server reads like stun:host[:port] or turn:host[:port]" in capsys.readouterr().err
+
+
 def test_texts_are_written_out_as_asked() -> None:
     from agent.__main__ import serve_parser
 

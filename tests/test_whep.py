@@ -26,6 +26,7 @@ from agent.offer import OfferError
 from agent.protocol import Speak
 from agent.session import Session
 from agent.transcribe import TranscriberConfig, make_transcriber
+from agent.voice_agent import VoiceAgent
 from agent.whep import FRAGMENT, SDP, IceServer, accepts, completed, listening
 from engine.clock import MonotonicClock
 
@@ -440,6 +441,17 @@ async def test_listeners_are_told_of_ice_servers(viewer: Viewer) -> None:
             '<turn:turn.example.net?transport=udp>; rel="ice-server"; username="user"; '
             'credential="my\\"pass\\\\word"; credential-type="password"',
         ]
+
+
+async def test_an_application_tells_listeners_of_its_ice_servers(viewer: Viewer) -> None:
+    engine, app = ScriptedRuntime(pace=0.01), web.Application()
+    VoiceAgent(engine, ice_servers=[IceServer("stun:stun.example.net")]).attach(app, prefix="/voice")
+    async with TestServer(app) as server, ClientSession() as client:
+        offer = await viewer.offer()
+        async with client.post(server.make_url("/voice/whep"), data=offer, headers={"Content-Type": SDP}) as response:
+            assert response.status == 201
+            assert response.headers.getall("Link") == ['<stun:stun.example.net>; rel="ice-server"']
+    engine.close()
 
 
 @pytest.mark.parametrize(
