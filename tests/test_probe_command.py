@@ -379,7 +379,6 @@ def test_bad_usage_shows_the_usage(argv: str, says: str, capsys: pytest.CaptureF
         ("http://127.0.0.1:9 --peers 2 --trials 3", "--trials does not go with --peers"),
         ("http://127.0.0.1:9 --cycles 2 --trials 3", "--trials does not go with --cycles"),
         ("http://127.0.0.1:9 --peers 2 --talking 3", "--talking 3 of --peers 2: expected no more than there are"),
-        ("http://127.0.0.1:9 --peers 2 --talking 1 --kill-engine 3", "--talking does not go with --kill-engine"),
         ("http://127.0.0.1:9 --server-pid 3", "--server-pid needs --peers or --cycles"),
         ("http://127.0.0.1:9 --peers 2 --minutes 1 --kill-engine 55", "--kill-engine 55 needs --minutes 1.2 or more"),
         ("http://127.0.0.1:9 --peers 2 --minutes 1 --kill-engine 5", "--kill-engine needs a server of this machine"),

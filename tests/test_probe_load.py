@@ -275,18 +275,22 @@ def test_who_neither_says_a_word_nor_speaks_again_is_found_out() -> None:
     assert after_death(recorded((1.0, 3.8), (7.0, 9.0), asked=(0.2,), errors=()), 103.0) == (None, None), "unasked"
 
 
+@pytest.mark.parametrize(("talking", "kill_at", "ahead"), [(0, 5.0, 30.0), (1, 10.0, 6.0)])
 async def test_an_engine_that_is_killed_is_told_of_and_speaks_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, talking: int, kill_at: float, ahead: float
 ) -> None:
+    """With and without turns: when it dies, all are in a call that asks for speech."""
     monkeypatch.setattr(load, "WATCHED_SECONDS", 8.0)
-    wanted = Wanted(peers=2, seconds=6.0, kill_at=5.0)
+    monkeypatch.setattr(load, "AHEAD_SECONDS", ahead)
+    wanted = Wanted(peers=2, talking=talking, seconds=kill_at + 1.0, kill_at=kill_at)
     with serving(tmp_path) as (url, pid), running(url) as run:
         loading = Loading(Books(url, pid))
         await soak(run, [LISTENING], loading, wanted, nothing)
     killed = loading.load(wanted, run.outcomes).killed
     assert killed is not None
     assert killed.calls == 2
-    assert killed.at == pytest.approx(5.0, abs=1.0)
+    assert killed.at == pytest.approx(kill_at, abs=1.0)
+    assert (talking > 0) == bool(run.outcomes), "who spoke by turns before is judged"
     assert all(at is not None and at < 2.0 for at in killed.told)
     assert all(at is not None and 1.0 < at < 8.0 for at in killed.spoke)
     assert loading.left == []

@@ -141,8 +141,6 @@ def _check_load(args: argparse.Namespace) -> None:
             raise UsageError(f"--trials does not go with --{name}: a load is made instead of trials")
     if args.server_pid is not None and args.peers is None and args.cycles is None:
         raise UsageError("--server-pid needs --peers or --cycles: books are kept under load")
-    if args.talking is not None and args.kill_engine is not None:
-        raise UsageError("--talking does not go with --kill-engine: all calls are to speak when it dies")
     if args.talking is not None and args.talking > args.peers:
         raise UsageError(f"--talking {args.talking} of --peers {args.peers}: expected no more than there are")
     least = AFTER_KILL_SECONDS + (args.kill_engine or 0.0)

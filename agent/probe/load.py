@@ -246,14 +246,16 @@ class _Soak:
     async def peer(self, number: int) -> None:
         """One who calls again and again."""
         chance = random.Random(f"{self._wanted.seed} peer {number}")
-        kill_at = self._wanted.kill_at
         stay, line = Stay(), None
         async with asyncio.TaskGroup() as calls:
-            while (now := time.monotonic() - self._loading.began_at) < self._wanted.seconds:
-                if kill_at is not None and kill_at - AHEAD_SECONDS <= now < kill_at:
-                    await self._watch(kill_at - now)
+            while self._lasts < self._wanted.seconds:
+                if (until_kill := self._until_kill()) is not None:
+                    stay.let_go.set()
+                    await self._watch(until_kill)
                     continue
                 async with self._floor:
+                    if self._until_kill() is not None:  # by now: others have spoken meanwhile
+                        continue
                     stay.let_go.set()
                     if line is not None:
                         await line
@@ -261,6 +263,18 @@ class _Soak:
                     line = calls.create_task(self._talk(chance.choice(self._scenarios), stay))
                     await stay.spoken.wait()
             stay.let_go.set()
+
+    @property
+    def _lasts(self) -> float:
+        """Seconds, so far."""
+        return time.monotonic() - self._loading.began_at
+
+    def _until_kill(self) -> float | None:
+        """Seconds until the engine dies; None where it is none of a call's business that begins now."""
+        if self._wanted.kill_at is None:
+            return None
+        ahead = self._wanted.kill_at - self._lasts
+        return ahead if 0.0 < ahead <= AHEAD_SECONDS else None
 
     async def _talk(self, scenario: Scenario, stay: Stay) -> None:
         try:
