@@ -84,6 +84,8 @@ class Calls:
         self.scene = Scene()
         """Shows who watches how the engine works: give it the steps, where they are told."""
         self.demo: Demonstration | None = None
+        self.ended: Callable[[], None] = lambda: None
+        """Told of every call that is over."""
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="opus")
         self._listeners = ThreadPoolExecutor(LISTENING_THREADS, thread_name_prefix="ears")
         self._loaders = ThreadPoolExecutor(1, thread_name_prefix="vad")  # one: each keeps memory that its models had
@@ -241,6 +243,7 @@ class Calls:
         del self._peers[peer.session.id]
         self.metrics.peers.set(len(self._peers))
         self.metrics.calls_ended.labels(why).inc()
+        self.ended()
 
 
 async def over(task: asyncio.Task[Any]) -> None:

@@ -170,7 +170,7 @@ AGENT_LEVELS = (
     "fault",
     "realtime",
     "protocol lateness pace allowance metrics toc libopus heard vad echo sentences sse thoughts trouble dialogue feed "
-    "words dial closing near sounds probe probe.recording probe.stretch probe.ear probe.outcome probe.sounds "
+    "words dial closing near leftovers sounds probe probe.recording probe.stretch probe.ear probe.outcome probe.sounds "
     "probe.network probe.findings",
     "flow manner utterance playout turn guard transit called secret script silencing turn_end reply probe.books",
     "asking opus offer wire door jitter endpoint whisper realtime_items realtime_keys",

@@ -76,13 +76,15 @@ class Run:
         network: Network | None = None,
         sounds: Callable[[str], Pcm] = sound,
         reference: Pcm | None = None,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
+        """ended: told of every call that is over."""
         self.target = target
         self.judges = judges
         self.outcomes = list[Outcome]()
         self.busy = 0
         """How often the server had no room for a call, which was made again."""
-        self._network, self._sounds, self._reference = network, sounds, reference
+        self._network, self._sounds, self._reference, self._ended = network, sounds, reference, ended
         self._lengths = dict[str, dict[str, float]]()
         """Of replies, by scenario; see prompter.reply_key."""
         self._reached = False
@@ -125,16 +127,19 @@ class Run:
 
     async def _called(self, scenario: Scenario, trial: int, seed: int, stay: Stay | None) -> Recording:
         await self._turn()
-        return await call(
-            self.target,
-            scenario,
-            trial,
-            seed,
-            sounds=self._sounds,
-            network=self._network,
-            lengths=self._lengths.get(scenario.name, {}),
-            stay=stay,
-        )
+        try:
+            return await call(
+                self.target,
+                scenario,
+                trial,
+                seed,
+                sounds=self._sounds,
+                network=self._network,
+                lengths=self._lengths.get(scenario.name, {}),
+                stay=stay,
+            )
+        finally:
+            self._ended()
 
     async def attempt(self, scenario: Scenario, trial: int, seed: int, tell: Tell, stay: Stay | None = None) -> None:
         """One trial. Returns when the call is over; it is judged while others go on, and told of then."""

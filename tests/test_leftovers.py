@@ -1,0 +1,85 @@
+"""What calls leave behind is freed soon after them, without what start-up left."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from agent.leftovers import Leftovers
+
+
+class Part:
+    """Of a call: it holds another, which holds it."""
+
+    def __init__(self) -> None:
+        self.other: Part | None = None
+
+
+def call() -> weakref.ref[Part]:
+    one, other = Part(), Part()
+    one.other, other.other = other, one
+    return weakref.ref(one)
+
+
+@pytest.fixture(autouse=True)
+def unfrozen() -> Iterator[None]:
+    """Nothing is collected but by those who are tested."""
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+@pytest.fixture
+def collections() -> Iterator[list[int]]:
+    """The generation of each, as they begin."""
+    found = list[int]()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            found.append(info["generation"])
+
+    gc.callbacks.append(note)
+    yield found
+    gc.callbacks.remove(note)
+
+
+async def test_calls_that_end_together_are_freed_together(
+    monkeypatch: pytest.MonkeyPatch, collections: list[int]
+) -> None:
+    monkeypatch.setattr("agent.leftovers.SOON", 0.02)
+    leftovers, ended = Leftovers(), [call(), call()]
+    assert collections == [2]
+    for _ in ended:
+        leftovers.free_soon()
+    assert all(part() is not None for part in ended), "not while others end"
+    await asyncio.sleep(0.1)
+    assert [part() for part in ended] == [None, None]
+    assert collections == [2, 2]
+    later = call()
+    leftovers.free_soon()
+    await asyncio.sleep(0.1)
+    assert later() is None
+    assert collections == [2, 2, 2]
+
+
+async def test_what_there_was_before_is_not_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.leftovers.SOON", 0.0)
+    before = Part()
+    leftovers = Leftovers()
+    assert gc.get_freeze_count() > 1000
+    assert not any(each is before for each in gc.get_objects())
+    leftovers.close()
+
+
+async def test_nothing_is_freed_once_it_is_closed(monkeypatch: pytest.MonkeyPatch, collections: list[int]) -> None:
+    monkeypatch.setattr("agent.leftovers.SOON", 0.02)
+    leftovers = Leftovers()
+    leftovers.free_soon()
+    leftovers.close()
+    await asyncio.sleep(0.1)
+    assert collections == [2]
