@@ -405,6 +405,20 @@ def test_somebody_else_there(url: str, asking: Path, capsys: pytest.CaptureFixtu
     assert "404" in capsys.readouterr().err
 
 
+async def test_calls_begin_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = list[float]()
+
+    async def quick(target: Target, scenario: Scenario, trial: int, seed: int, *_: Any, **__: Any) -> Recording:
+        began.append(time.monotonic())
+        return Recording(scenario.name, trial, seed, "offer", 0.0, answered_at=1.0)
+
+    monkeypatch.setattr(run, "call", quick)
+    monkeypatch.setattr(run, "STAGGER_SECONDS", 0.05)
+    probing, since = Run(Target("http://127.0.0.1:1"), Any), time.monotonic()
+    await asyncio.gather(*(probing.call(built_in()["question"], n, 1) for n in range(4)))
+    assert all(at >= since + 0.05 * n - 0.001 for n, at in enumerate(began))
+
+
 # ---- the rest -----------------------------------------------------------------------------------------------------
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from agent.probe.books import Entry, growths
+from agent.probe.command import print_all
 from agent.probe.outcome import (
     PEAK_SECONDS,
     Checked,
@@ -363,16 +366,43 @@ def test_what_a_load_shows_is_said() -> None:
     assert load(cycles=replace(cycles, failed=0, left=(), bound_mb=9.0)).broken == []
 
 
+def test_what_the_books_do_not_say_is_said() -> None:
+    assert load().unknown == ""
+    unread = report(summary(outcome()), load=load(entries=(), growths=()))
+    words = Page(page(unread)).words
+    assert data(unread)["notes"] == [unread.load.unknown]  # type: ignore[union-attr]
+    assert "Not known: what the server holds could not be read" in words
+    assert "nothing grows" not in words
+    brief = load(growths=tuple(replace(each, seconds=150.0) for each in load(leak=9.0).growths))
+    words = Page(page(report(summary(outcome()), load=brief))).words
+    assert "not judged whether memory grows: that takes eight minutes" in words
+    assert " MB, not judged" in words
+    assert "nothing grows" not in words
+    cycled = load(peers=0, talking=0, calls=0, entries=(), growths=(), cycles=Cycles(9, 0, None, None, (), None, 24.0))
+    assert "Not known: what the server holds" in Page(page(report(load=cycled))).words, "without trials, too"
+
+
+def test_what_could_not_be_judged_is_said() -> None:
+    checks = (Checked(STOPS, None, "its own end is not known"), Checked(ABSENT, True))
+    made = report(summary(outcome(), outcome(1, checks=checks)))
+    note = f"interruption: {STOPS}: 1 of 2 not judged, for example: its own end is not known"
+    assert data(made)["notes"] == [note]
+    assert f"Not known: {note}" in Page(page(made)).words
+    out = StringIO()
+    print_all(Console(file=out, width=200), made)
+    assert note in out.getvalue()
+
+
 def test_who_only_connects_and_closes_has_no_trials() -> None:
     well = load(peers=0, talking=0, calls=0, growths=(), cycles=Cycles(100, 0, None, None, (), -1.0, 24.0))
     text = page(report(load=well))
     words = Page(text).words
-    assert "100 calls connected and closed, nothing was found" in words
+    assert "100 of 100 calls connected and closed, nothing was found" in words
     assert 'class="word verdict good"' in text
     assert "No trial was finished" not in words
     assert "0 of 0" not in words
     broken = page(report(load=replace(well, left=("peers: 0 before, 1 after",))))
-    assert "100 calls connected and closed, not all is as it should be" in broken
+    assert "100 of 100 calls connected and closed, not all is as it should be" in broken
     assert 'class="word verdict bad"' in broken
     assert "No trial was finished" in page(report(load=replace(well, peers=4)))
 

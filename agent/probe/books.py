@@ -325,8 +325,13 @@ class Growth:
     """That `seconds` have to be, to say anything."""
 
     @property
+    def judged(self) -> bool:
+        """It lasted long enough to say anything."""
+        return self.seconds >= self.least_seconds
+
+    @property
     def flat(self) -> bool:
-        return self.seconds < self.least_seconds or self.an_hour <= self.bound or self.rise <= self.noise
+        return not self.judged or self.an_hour <= self.bound or self.rise <= self.noise
 
     @property
     def seen_from(self) -> float:

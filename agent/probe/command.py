@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -215,6 +214,7 @@ class Ended:
 
 async def run(args: argparse.Namespace, wanted: Asked, progress: Progress) -> Ended:
     """Trials or a load. A signal ends it early; whatever was judged until then is there."""
+    from agent.leftovers import Leftovers
     from agent.probe.call import Target
     from agent.probe.judging import Judges, JudgingError
     from agent.probe.run import Lateness, ProbeError, Run
@@ -222,10 +222,9 @@ async def run(args: argparse.Namespace, wanted: Asked, progress: Progress) -> En
     late, began_at = Lateness(), time.monotonic()
     watching = asyncio.create_task(late.watch())
     target, judges = Target(args.url, args.protocol, wanted.token), Judges()
-    probing = Run(target, judges, network=wanted.network, reference=wanted.reference)
+    leftovers = Leftovers()  # while much is collected, nothing that the user says is sent
+    probing = Run(target, judges, network=wanted.network, reference=wanted.reference, ended=leftovers.free_soon)
     loading = _loading(args, wanted)
-    gc.collect()
-    gc.freeze()  # while all that was imported is collected, no packet's arrival is noticed
     interrupted, error = False, None
     try:
         interrupted = await until_signal(_work(args, wanted, probing, loading, progress))
@@ -234,6 +233,7 @@ async def run(args: argparse.Namespace, wanted: Asked, progress: Progress) -> En
     finally:
         await probing.settle()
         watching.cancel()
+        leftovers.close()
         judges.close()
     load = loading.load(_load_wanted(args), probing.outcomes) if loading else None
     warning = "; ".join(filter(None, (late.warning, probing.turned_away)))
@@ -422,6 +422,8 @@ def print_all(console: Console, found: Report) -> None:
         console.print(f"[red]{times} x[/] {escape(plain(reason))}", highlight=False)
     for words in found.load.broken if found.load else ():
         console.print(f"[red]load[/]: {escape(words)}", highlight=False)
+    for words in found.notes:
+        console.print(f"[yellow]not known[/]: {escape(plain(words))}", highlight=False)
     for growth in found.load.growths if found.load else ():
         words = f"{growth.what}: {growth.median:g} {growth.unit}, {growth.an_hour:+g} an hour over the second half; "
         console.print(f"{words}flat up to {growth.bound:g}, seen from {growth.seen_from:g}", highlight=False)

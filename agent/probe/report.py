@@ -6,6 +6,7 @@ It does not know how trials are made. What came from the server is text to it: n
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import ceil, log10
@@ -128,6 +129,15 @@ class Load:
         found += [f"left after the last call: {words}" for words in self.left]
         return [*found, *_broken_by_kill(self.killed), *_broken_by_cycles(self.cycles)]
 
+    @property
+    def unknown(self) -> str:
+        """What the books say nothing of, in words; empty where they say all."""
+        if not any(entry.processes for entry in self.entries):
+            return "what the server holds could not be read: give its process as --server-pid, on its own machine"
+        if self.peers and not (self.growths and all(each.judged for each in self.growths)):
+            return "it was not judged whether memory grows: that takes eight minutes"
+        return ""
+
 
 def _broken_by_kill(killed: Killed | None) -> Iterator[str]:
     if killed is None:
@@ -179,12 +189,20 @@ class Report:
     @property
     def notes(self) -> list[str]:
         """What is not known of what held, in words."""
+        return [*self._assumed(), *self._unjudged(), *([self.load.unknown] if self.load and self.load.unknown else [])]
+
+    def _assumed(self) -> Iterator[str]:
         assumed = sum(check.assumed for outcome in self.outcomes for check in outcome.checks)
-        if not assumed:
-            return []
-        words = f"{assumed} time{'s' * (assumed != 1)} it was not checked that the agent went on with the same reply, "
-        words += "and not with another: that takes --reference, with that reply in it"
-        return [words]
+        if assumed:
+            words = f"{assumed} time{'s' * (assumed != 1)} it was not checked that the agent went on with the same "
+            yield words + "reply, and not with another: that takes --reference, with that reply in it"
+
+    def _unjudged(self) -> Iterator[str]:
+        for summary in self.summaries:
+            open_ones = [check for outcome in summary.outcomes for check in outcome.checks if check.held is None]
+            for words, times in Counter(check.expects for check in open_ones).items():
+                says = next(check.says for check in open_ones if check.expects == words)
+                yield f"{summary.name}: {words}: {times} of {len(summary.outcomes)} not judged, for example: {says}"
 
     @property
     def good(self) -> bool:
@@ -298,7 +316,7 @@ def _verdict_without_trials(report: Report) -> Markup:
     load = report.load
     if load is None or load.cycles is None or load.peers:
         return tag("span", "No trial was finished", class_="word verdict bad")
-    words = f"{load.cycles.cycles} calls connected and closed"
+    words = f"{load.cycles.cycles - load.cycles.failed} of {load.cycles.cycles} calls connected and closed"
     words += ", not all is as it should be" if load.broken else ", nothing was found"
     return tag("span", words, class_=f"word verdict {'good' if report.good else 'bad'}")
 
@@ -312,14 +330,14 @@ def _summary(report: Report) -> Markup | None:
     held, of = _held(report)
     outcomes = report.outcomes
     warning = tag("p", f"Take care: {report.warning}.", class_="warning") if report.warning else None
+    notes = [tag("p", f"Not known: {words}.", class_="soft") for words in report.notes]
     if not outcomes:
-        return warning
+        return joined((warning, *notes))
     tiles = [
         _tile("Expectations held", f"{held} of {of}", f"in {len(outcomes)} trials"),
         *(_spread_tile(words, report.summaries, figure) for figure, words, _ in SPREADS),
         _tile("Findings", str(sum(counted(outcomes).values())), ", ".join(counted(outcomes)) or "none"),
     ]
-    notes = [tag("p", f"Not known: {words}.", class_="soft") for words in report.notes]
     return tag("section", tag("h2", "In short"), tag("dl", *tiles, class_="tiles"), warning, *notes)
 
 
@@ -659,7 +677,9 @@ def _load(report: Report) -> Markup | None:
     load = report.load
     if load is None:
         return None
-    words = [_word(words, False) for words in load.broken] or [_word("nothing grows, nothing is left behind", True)]
+    words = [_word(words, False) for words in load.broken]
+    if not words and not load.unknown:
+        words = [_word("nothing grows, nothing is left behind", True)]
     lines = [tag("p", word) for word in words]
     return tag(
         "section",
@@ -738,11 +758,12 @@ def _grown(load: Load) -> Markup | None:
 
 def _growth(each: Growth) -> Markup:
     seen = f"; so short a time shows {each.seen_from:g} or more" if each.seen_from > each.bound else ""
+    an_hour = f"{each.an_hour:+g} {each.unit}"
     return tag(
         "tr",
         tag("th", each.what, scope="row"),
         tag("td", f"{each.median:g} {each.unit}", data_name="Median"),
-        tag("td", _word(f"{each.an_hour:+g} {each.unit}", each.flat), data_name="An hour"),
+        tag("td", _word(an_hour, each.flat) if each.judged else f"{an_hour}, not judged", data_name="An hour"),
         tag("td", f"{each.bound:g} {each.unit}".strip() + seen, class_="wide", data_name="Flat up to"),
     )
 
