@@ -301,6 +301,8 @@ class _Attempt:
     def _take_packet(self, source: int, sequence: int, timestamp: int, payload: bytes) -> None:
         if not self._written and self._sockets is not None and len(self._recording.packets) < MAX_PACKETS:
             at = self._sockets.came_at(source, sequence)
+            if self._recording.packets:
+                at = max(at, self._recording.packets[-1].at)  # a late loop may read one behind what was due after it
             self._recording.packets.append(Packet(sequence, timestamp, source, payload, at))
             self._hearing.push(source, sequence, timestamp, payload)
 

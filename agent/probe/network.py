@@ -235,8 +235,8 @@ class Way:
         self._loop = asyncio.get_running_loop()
         self._waiting, self._count = dict[int, asyncio.TimerHandle](), itertools.count()
         self._closed = False
-        self.late = 0.0
-        """Seconds by which the loop delivers what it delivers now too late."""
+        self.due_at = 0.0
+        """On the loop's clock, time.monotonic: when what it delivers now was due, however late it does."""
         self._line_free_at = 0.0
         """When the rate has let go what was sent before."""
 
@@ -286,7 +286,7 @@ class Way:
         self._hand_over(data, address, at)
 
     def _hand_over(self, data: bytes, address: Any, at: float) -> None:
-        self.late = max(0.0, self._loop.time() - at)
+        self.due_at = min(at, self._loop.time())
         self._deliver(data, address)
 
 
@@ -327,7 +327,7 @@ class Sockets:
                 transport.sendto(data, address)
 
         def come(data: bytes, address: Any) -> None:
-            self._note(data, self._clock.now() - down.late)
+            self._note(data, down.due_at)
             behind.datagram_received(data, address)
 
         down = Way(come, network.down, network.down)
