@@ -179,12 +179,12 @@ async def test_a_load_keeps_books_and_leaves_nothing(tmp_path: Path, monkeypatch
     wanted = Wanted(peers=3, seconds=4.0)
     with serving(tmp_path) as (url, pid), running(url) as run:
         loading = Loading(Books(url, pid))
-        await soak(run, [LISTENING], loading, wanted, nothing)
+        await soak(run, [replace(LISTENING, name=name) for name in "abcd"], loading, wanted, nothing)
         outcomes = list(run.outcomes)
     found = loading.load(wanted, outcomes)
     assert found.left == ()
     assert found.calls == len(outcomes) >= 6, "each peer calls again when its call is over"
-    assert {outcome.scenario for outcome in outcomes} == {"hello"}
+    assert len({outcome.scenario for outcome in outcomes}) > 1, "one or another"
     assert sorted(outcome.trial for outcome in outcomes) == [*range(len(outcomes))]
     assert max(entry.peers or 0 for entry in found.entries) == 3
     assert {growth.what for growth in found.growths} == {"memory", "descriptors", "threads", "tasks"}

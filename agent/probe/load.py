@@ -249,20 +249,25 @@ class _Soak:
         stay, line = Stay(), None
         async with asyncio.TaskGroup() as calls:
             while self._lasts < self._wanted.seconds:
-                if (until_kill := self._until_kill()) is not None:
-                    stay.let_go.set()
-                    await self._watch(until_kill)
+                if self._until_kill() is not None:
+                    await self._leave(stay, line)
+                    if (until_kill := self._until_kill()) is not None:
+                        await self._watch(until_kill)
                     continue
                 async with self._floor:
                     if self._until_kill() is not None:  # by now: others have spoken meanwhile
                         continue
-                    stay.let_go.set()
-                    if line is not None:
-                        await line
+                    await self._leave(stay, line)
                     stay = Stay()
                     line = calls.create_task(self._talk(chance.choice(self._scenarios), stay))
                     await stay.spoken.wait()
             stay.let_go.set()
+
+    async def _leave(self, stay: Stay, line: asyncio.Task[None] | None) -> None:
+        """Ends a peer's last call."""
+        stay.let_go.set()
+        if line is not None:
+            await line
 
     @property
     def _lasts(self) -> float:
