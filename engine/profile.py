@@ -20,7 +20,7 @@ from engine.core import SPEAKING, Limits, Stage
 CostKey = tuple[Stage, int, int]
 """Stage, sequences, length as Step has them."""
 LIMITS = ("num_slots", "num_pages", "page_size", "max_prefill_tokens")
-"""Those that a profile keeps, beside max_batch."""
+"""Those that a profile keeps, beside max_batch and max_step_seconds."""
 MOST = 1_000_000
 """Of whatever a profile counts: more is a slip of the keyboard, and no simulation would come to its end."""
 MOST_SLOTS = 4096
@@ -104,7 +104,8 @@ class Profile:
             batches = self.limits.max_batch
             usual = batches[Stage.ENCODE] == batches[Stage.CODEC]
             max_batch = {stage.value: batches[stage] for stage in (SPEAKING if usual else Stage)}
-            data["limits"] = {name: getattr(self.limits, name) for name in LIMITS} | {"max_batch": max_batch}
+            names = (*LIMITS, "max_step_seconds")
+            data["limits"] = {name: getattr(self.limits, name) for name in names} | {"max_batch": max_batch}
         data |= {name: getattr(self, name) for name in ("load", "rated_load") if getattr(self, name) is not None}
         if self.tokens_per_char != 1.0:
             data["tokens_per_char"] = self.tokens_per_char
@@ -182,6 +183,7 @@ LENGTH = _whole(0, MOST)
 COUNTS: Mapping[str, Kind] = dict.fromkeys(LIMITS, _whole(1, MOST)) | {"num_slots": _whole(1, MOST_SLOTS)}
 LOAD = _between(LEAST_LOAD, MOST)
 TOKENS = _between(LEAST_TOKENS, MOST_TOKENS)
+LONGEST_STEP: Kind = (STEP, f"seconds from {SHORTEST} to {LONGEST}")
 DURATION: Kind = (_between(0, LONGEST)[0], f"seconds from 0 to {LONGEST}")
 SECONDS: Kind = (
     lambda value: isinstance(value, list) and value != [] and all(map(STEP, value)),
@@ -245,7 +247,9 @@ def _limits(data: Mapping[str, Any] | None) -> Limits | None:
         _checked(name, STAGE, where)
     batches = {stage: int(_field(most, stage, BATCH, f"{where}.")) for stage in SPEAKING}
     encode = _optional(most, Stage.ENCODE, BATCH, f"{where}.")  # left out where it is the codec's
-    return Limits(**counts, max_batch=batches | {Stage.ENCODE: int(encode or batches[Stage.CODEC])})
+    longest = _optional(data, "max_step_seconds", LONGEST_STEP, "limits.") or Limits().max_step_seconds
+    max_batch = batches | {Stage.ENCODE: int(encode or batches[Stage.CODEC])}
+    return Limits(**counts, max_batch=max_batch, max_step_seconds=longest)
 
 
 def _overhead(data: Mapping[str, Any]) -> Overhead:

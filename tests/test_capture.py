@@ -110,6 +110,7 @@ def test_too_little_memory_is_told_with_what_to_lower(monkeypatch: pytest.Monkey
 def test_pages_are_as_many_as_there_is_memory_for(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of one head of 16 numbers, keys and values, float32: 256 bytes a position, 4096 a page."""
     assert default_limits(tiny, 3).num_pages == 3 * 512 // 16
+    assert default_limits(tiny, 3).max_step_seconds == 0.06, "it is a CPU"
     monkeypatch.setattr(devices, "room", lambda _: 50 * 4096 + 4000)
     limits = default_limits(tiny, 300)
     assert (limits.num_slots, limits.num_pages) == (300, 50)

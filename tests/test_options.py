@@ -45,7 +45,7 @@ def numeric() -> Iterator[tuple[str, str]]:
     everything = [*commands(parser("breezert", {})), (("serve",), serve_parser())]
     for names, command in everything:
         for action in command._actions:
-            if action.type not in (None, Path):
+            if action.type not in (None, Path) and action.metavar != "URL":
                 yield " ".join(names), action.option_strings[0]
 
 

@@ -18,6 +18,7 @@ DATA: dict[str, Any] = {
         "num_pages": 100,
         "page_size": 8,
         "max_prefill_tokens": 64,
+        "max_step_seconds": 0.05,
         "max_batch": {"text": 1, "prefill": 2, "decode": 3, "depth": 4, "codec": 5},
     },
     "load": 2.5,
@@ -38,7 +39,7 @@ def test_what_was_measured_where_and_for_which_engine() -> None:
     assert profile.sources == {(Stage.DEPTH, 1, 1): "measured", (Stage.CODEC, 8, 16): "estimated"}
     most = dict(zip(Stage, (1, 2, 3, 4, 5, 5), strict=True))  # what a profile does not say of ENCODE, CODEC does
     assert profile.overhead == Overhead(submit=0.003, step=0.0002, deliver=0.001)
-    assert profile.limits == Limits(4, 100, 8, max_prefill_tokens=64, max_batch=most)
+    assert profile.limits == Limits(4, 100, 8, max_prefill_tokens=64, max_batch=most, max_step_seconds=0.05)
 
 
 def test_it_survives_json() -> None:
@@ -85,6 +86,7 @@ COUNT = "expected a whole number from 1 to 1000000"
 SLOTS = "expected a whole number from 1 to 4096"
 LOAD = "expected a number from 0.001 to 1000000"
 TOKENS = "expected a number from 0.001 to 4"
+STEP = "expected seconds from 1e-09 to 1000"
 BATCHES = DATA["limits"]["max_batch"]
 SECONDS = "expected a list of seconds from 1e-09 to 1000, at least one"
 
@@ -134,6 +136,7 @@ SECONDS = "expected a list of seconds from 1e-09 to 1000, at least one"
         *((limits(max_batch=BATCHES | {"text": n}), f"limits.max_batch.text: {BATCH}, got {n}") for n in (1025, 1e300)),
         *((limits(num_slots=n), f"limits.num_slots: {SLOTS}, got {n}") for n in (0, 4097, 1e300)),
         *((limits(**{name: 1e300}), f"limits.{name}: {COUNT}, got 1e+300") for name in ("num_pages", "page_size")),
+        *((limits(max_step_seconds=n), f"limits.max_step_seconds: {STEP}, got {n!r}") for n in (0, -1, "60 ms")),
         (limits(max_prefill_tokens=1_000_001), f"limits.max_prefill_tokens: {COUNT}, got 1000001"),
         (cost(batch=1025), f"costs[0].batch: {BATCH}, got 1025"),
         (cost(length=1.7e308), "costs[0].length: expected a whole number from 0 to 1000000, got 1.7e+308"),
