@@ -84,6 +84,7 @@ class NamedVoices:
         voice = known[1]
         if isinstance(voice, str):
             raise RequestError(voice, "voice")
+        voice.check(self._spec)
         return voice.reference
 
     def close(self) -> None:
@@ -106,11 +107,9 @@ class NamedVoices:
         if known is not None and known[0] == changed and isinstance(known[1], NamedVoice):
             return known
         try:
-            voice = self._folder.read(name)
-            voice.check(self._spec)
+            return changed, self._folder.read(name)
         except RequestError as error:
             return changed, str(error)
-        return changed, voice
 
 
 class Voices:

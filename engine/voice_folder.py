@@ -122,7 +122,7 @@ class VoiceFolder:
             raise RequestError(f"voice {name} cannot be read: {error.strerror}", "voice") from error
         try:
             return NamedVoice.from_dict(name, json.loads(text))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             problem = f"{self._file(name)} is damaged ({type(error).__name__}: {error})"
             raise RequestError(f"voice {name} must be whole, {problem}; add it again", "voice") from error
 

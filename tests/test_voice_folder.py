@@ -86,6 +86,8 @@ def test_other_names_are_refused_everywhere(tmp_path: Path, name: str) -> None:
         json.dumps({**ANNA.to_dict(), "frames": 3}),
         json.dumps({**ANNA.to_dict(), "card": {"consent": "yes"}}),
         json.dumps({**ANNA.to_dict(), "frame_seconds": "slow"}),
+        json.dumps({**ANNA.to_dict(), "frame_seconds": 10**400}),
+        json.dumps({**ANNA.to_dict(), "vector": [-(10**400)]}),
         "\udcff",
     ],
 )

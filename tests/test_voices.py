@@ -137,8 +137,11 @@ class Disk(VoiceFolder):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.readers = set[threading.Thread]()
+        self.reads = list[str]()
+        self.looks = 0
 
     def names(self) -> list[str]:
+        self.looks += 1
         self.readers.add(threading.current_thread())
         return super().names()
 
@@ -148,6 +151,7 @@ class Disk(VoiceFolder):
 
     def read(self, name: str) -> NamedVoice:
         self.readers.add(threading.current_thread())
+        self.reads.append(name)
         return super().read(name)
 
 
@@ -162,6 +166,19 @@ async def test_nobody_who_is_served_waits_for_the_disk(tmp_path: Path) -> None:
     with pytest.raises(RequestError):
         voices.find("bert")
     assert threading.current_thread() not in disk.readers
+    await voices.close()
+
+
+async def test_voices_of_another_checkpoint_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers may share a folder."""
+    monkeypatch.setattr("agent.voices.LOOK_SECONDS", 0.01)
+    disk = Disk(tmp_path)
+    disk.write(replace(ANNA, name="wide"))
+    voices = Voices(Studio(), disk)
+    await until(lambda: disk.looks > 3)
+    assert disk.reads == ["wide"]
+    with pytest.raises(RequestError, match="must have 1 codes"):
+        voices.find("wide")
     await voices.close()
 
 
