@@ -53,7 +53,7 @@ class Utterance:
     writing: bool = False
     """More of it is to come."""
     text_event: str | None = None
-    """The type of the client's message that wrote of it last, if one did."""
+    """The type of the client's messages that wrote it, if they are all of one."""
 
     def __post_init__(self) -> None:
         self.text, self.writing, self.text_event = self.speak.text, self.speak.open, self.event

@@ -402,8 +402,11 @@ class Session:
         utterance, most = self._live.get(utterance_id), self._engine.spec.max_text_chars
         if utterance is None or not utterance.writing or len(utterance.text) + len(text) > most:
             return False
+        if utterance.text and utterance.text_event != self._event:
+            utterance.text_event = None
+        else:
+            utterance.text_event = self._event
         utterance.text += text
-        utterance.text_event = self._event
         return self._write(utterance, text)
 
     def finish(self, utterance_id: str) -> None:

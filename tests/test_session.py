@@ -753,21 +753,25 @@ async def test_text_that_comes_too_late_is_one_error_and_no_end(open_call: Call)
 
 
 @pytest.mark.parametrize(
-    ("appended", "field", "event"),
-    [(False, "text", "speak"), (True, "text", "text.append"), (True, "speaker", "speak")],
+    ("text", "pieces", "field", "event"),
+    [
+        ("Hi <|im_end|>", (), "text", "speak"),
+        ("", ("Hi", " <|im_end|>"), "text", "text.append"),
+        ("Hi <|im_end|>", (" there",), "text", None),
+        ("Hi", (" there",), "speaker", "speak"),
+    ],
 )
-async def test_what_is_wrong_with_a_text_is_the_fault_of_the_message_that_wrote_it(
-    open_call: Call, appended: bool, field: str, event: str
+async def test_what_is_wrong_with_a_text_is_the_fault_of_the_messages_that_wrote_it(
+    open_call: Call, text: str, pieces: tuple[str, ...], field: str, event: str | None
 ) -> None:
-    """The engine tells it later."""
-    open_call.speak("a", "Hi", open=True)
-    if appended:
-        open_call.client(type="text.append", id="a", text=" <|im_end|>")
-        open_call.client(type="text.done", id="a")
+    """The engine tells it later, and not of which piece."""
+    open_call.speak("a", text, open=True)
+    for piece in pieces:
+        open_call.client(type="text.append", id="a", text=piece)
     open_call.engine.fail(1, ErrorCode.BAD_REQUEST, f"{field} must be another", field=field)
     await asyncio.sleep(0)
     (error,) = open_call.told("error")
-    assert (error["id"], error["event"], error["field"]) == ("a", event, field)
+    assert (error["id"], error.get("event"), error["field"]) == ("a", event, field)
 
 
 async def test_a_piece_that_comes_too_fast_is_one_error_with_its_event(open_call: Call) -> None:
