@@ -187,7 +187,7 @@ function receive(message) {
   switch (message.type) {
     case "session.created":
       voice = message;
-      listSpeakers();
+      listChoices();
       break;
     case "view":
       timeline.take(message);
@@ -309,8 +309,11 @@ function wishes() {
   const filled = (id) => (element(id).validity.valid && element(id).value.trim()) || undefined;
   const numeral = (id) => (filled(id) === undefined ? undefined : Number(filled(id)));
   const instruction = element("instruction-field").hidden ? undefined : filled("instruction");
-  const speaker = element("speaker").selectedIndex > 0 ? filled("speaker") : undefined; // the first is the voice's own
-  return { seed: numeral("seed"), temperature: numeral("temperature"), speaker, instruction };
+  const chosen = (id) => (element(id).selectedIndex > 0 ? element(id).value : undefined);
+  const name = chosen("speaker");
+  const who = voice?.voices?.includes(name) ? { voice: name } : { speaker: name };
+  const [seed, temperature, spoken] = [numeral("seed"), numeral("temperature"), chosen("spoken")];
+  return { seed, temperature, ...who, language: spoken, instruction };
 }
 
 /** What is typed as if it had been said: the agent answers. */
@@ -349,12 +352,15 @@ async function listDevices() {
   }
 }
 
-/** Who can speak, where there is a choice. */
-function listSpeakers() {
-  const { speakers = [] } = voice;
-  const chosen = element("speaker").value;
-  element("speaker").replaceChildren(...speakers.map((name) => new Option(name, name, false, name === chosen)));
-  element("speaker-field").hidden = speakers.length < 2;
+/** Who can speak, and which languages, where there is a choice. The first is the voice's own. */
+function listChoices() {
+  const { speakers = [""], voices = [], languages = [] } = voice ?? {};
+  for (const [id, names] of [["speaker", [...speakers, ...voices]], ["spoken", languages]]) {
+    const chosen = element(id).value;
+    const option = (name) => new Option(name || tell("talk.own"), name, false, name === chosen);
+    element(id).replaceChildren(...names.map(option));
+    element(`${id}-field`).hidden = names.length < 2;
+  }
 }
 
 async function changeInput() {
@@ -609,6 +615,7 @@ function show(code) {
   choose(code);
   fill();
   listDevices();
+  listChoices();
   timeline.repaint();
   waterfall.render();
   for (const line of Object.values(lines)) line.render();

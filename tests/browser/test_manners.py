@@ -431,6 +431,28 @@ async def test_who_speaks_and_how_is_asked_for_where_there_is_a_choice(listener:
     assert (second.get("instruction"), third["instruction"]) == (None, "as if it were raining")
 
 
+async def test_a_voice_with_a_name_and_a_language_can_be_chosen(listener: Listener) -> None:
+    """In the words of the page's own language, which may change."""
+    await listener.page.evaluate(SENT)
+    await listener.connect()
+    await listener.page.click("summary")
+    assert not await listener.page.is_visible("#spoken"), "this voice speaks as it does"
+    created = (await listener.gather()).of_type("session.created")[0]
+    assert created.pop("speakers") == ["S0"]
+    await arrive(listener, **created | {"voices": ["cleo"], "languages": ["auto", "german"]})
+    assert await listener.page.locator("#speaker option").all_inner_texts() == ["the voice's own", "cleo"]
+    assert await listener.page.locator("#spoken option").all_inner_texts() == ["auto", "german"]
+    await listener.speak(SENTENCE)
+    await listener.page.select_option("#speaker", "cleo")
+    await listener.page.select_option("#spoken", "german")
+    await listener.page.select_option("#language", "de")
+    assert await listener.page.locator("#speaker option").all_inner_texts() == ["wie die Stimme", "cleo"]
+    await listener.speak(SENTENCE)
+    first, second = await listener.page.evaluate("sent.filter(({ type }) => type === 'speak')")
+    assert first == {"type": "speak", "id": "u1", "text": SENTENCE}
+    assert second == {"type": "speak", "id": "u2", "text": SENTENCE, "voice": "cleo", "language": "german"}
+
+
 # ---- a server that goes and comes back ------------------------------------------------------------------------------
 
 
