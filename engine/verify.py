@@ -64,7 +64,8 @@ def read_expected(folder: Path) -> dict[str, Tensor]:
 @torch.inference_mode()
 def check(model: Breeze, ledger: Ledger) -> list[Row]:
     """Every check, and then the tensors that none of them looked at."""
-    for part in (check_text, check_prompts, check_backbone, check_depth, check_greedy, check_sampling, check_codec):
+    speech = check_text, check_prompts, check_backbone, check_depth, check_greedy, check_sampling
+    for part in (*speech, check_codec, check_encoder):
         part(model, ledger)
     return ledger.rows()
 
@@ -386,6 +387,21 @@ def streamed(codec: CodecDecoder, codes: Tensor) -> Tensor:
         pieces.append(codec.step(chunk.transpose(1, 2), state, slot)[0])
         start += size
     return torch.cat(pieces)
+
+
+def check_encoder(model: Breeze, ledger: Ledger) -> None:
+    """enc.NAME: a recording to codes, stage by stage; its codes in one piece, and frame by frame."""
+    encoder = model.encoder
+    if encoder is None or not ledger.has("enc.wav"):
+        return
+    samples = ledger.states("enc.wav", None)
+    for name, stage in encoder.stages(samples[None]):
+        if ledger.has(f"enc.{name}"):
+            ours = stage[0].t() if name == "transformer_out" else stage[0]
+            ledger.compare("enc stages", f"enc.{name}", ours, STATES)
+    if ledger.has("enc.codes"):
+        ledger.compare("enc whole", "enc.codes", encoder(samples[None])[0], EXACT)
+        ledger.compare("enc in pieces", "enc.codes", encoder.rows([samples], 1)[0], EXACT)
 
 
 # ---- the command ----

@@ -22,6 +22,7 @@ from engine.verify import (
     check_backbone,
     check_codec,
     check_depth,
+    check_encoder,
     check_greedy,
     check_prompts,
     check_text,
@@ -57,7 +58,10 @@ def test_every_golden_tensor_agrees() -> None:
     assert families == FAMILIES
 
 
-FAMILIES = {"te.": 3, "prompt.": 6, "bb.": 6, "depth.": 3, "greedy.": 18, "sampling": 1, "e2e": 2, "w12": 3, "w72": 3}
+FAMILIES = {
+    **{"te.": 3, "prompt.": 6, "bb.": 6, "depth.": 3, "greedy.": 18, "sampling": 1},
+    **{"e2e": 2, "w12": 3, "w72": 3, "enc": 3},
+}
 """How many groups there are of each kind: none has vanished."""
 
 
@@ -145,6 +149,7 @@ def perturb(folder: Path, name: str) -> None:
         ("lm_head.weight", check_greedy),
         ("decoder.quantizer.rvq_rest.output_proj.weight", check_codec),
         ("decoder.decoder.3.block.2.conv1.conv.weight", check_codec),
+        ("encoder.encoder.layers.0.conv.weight", check_encoder),
     ],
 )
 def test_one_wrong_number_in_one_tensor_is_noticed(

@@ -269,6 +269,7 @@ def test_a_tensor_that_nothing_checks_is_a_failure(copy: Path) -> None:
     edit(copy, w5__decoder9__out=torch.zeros(3), mystery=torch.zeros(1), enc__codes=torch.zeros(1))
     failed = [row for row in verify(copy) if not row.ok]
     assert failed == [
+        Row("enc.codes: nothing checks it", math.inf, EXACT),
         Row("mystery: nothing checks it", math.inf, EXACT),
         Row("w5.decoder9.out: nothing checks it", math.inf, EXACT),
     ]
