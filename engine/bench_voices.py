@@ -49,6 +49,10 @@ LEVEL = 0.1
 FRAMES = 16
 """Of each utterance: its first audio counts."""
 PLAIN, FIRST, CACHED = "plain", "first", "cached"
+ASKED_SECONDS, ASKED_CACHED = 10.0, 1.1
+"""Of each recording; times plain first audio, with a known voice."""
+ASKED_MS, ASKED_CPU_MS = {1: 15.0, MAX_RECORDINGS: 80.0}, {1: 1500.0}
+"""Until so many that come together are codes, at most: on one H200, on two cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,8 @@ def run(runtime: Runtime, text: str, transcript: str, seconds: float, runs: int,
         MODEL, devices.name(device), threads, encoding, runtime.spec.name, seconds, making_ms, tuple(first_audio)
     )
     console.print(table(done))
+    for words, met in targets(done):
+        console.print(f"{words}: {'met' if met else 'missed'}", highlight=False)
     return done
 
 
@@ -143,7 +149,8 @@ def run(runtime: Runtime, text: str, transcript: str, seconds: float, runs: int,
 def hearing(device: torch.device, seconds: float, runs: int, console: Console) -> Iterator[Encoding]:
     """One recording, and as many as an engine listens to at once, by the production loop."""
     clock, ear, spec = MonotonicClock(), Ear(device), replace(SPEC, encodes=True)
-    limits = Limits(max_batch=dict.fromkeys(Stage, MAX_RECORDINGS), max_queued=MAX_RECORDINGS)
+    most, longest = dict.fromkeys(Stage, MAX_RECORDINGS), devices.longest_step(device)
+    limits = Limits(max_batch=most, max_queued=MAX_RECORDINGS, max_step_seconds=longest)
     predictor = Predictor()
     for step, elapsed in listening(ear, spec, limits, clock):
         predictor.observe(step, elapsed)
@@ -206,7 +213,10 @@ def speaking(
         reference = runtime.clone(data, transcript)
         took = clock.now() - began
         ttfa = {PLAIN: spoken(runtime, text, None), FIRST: spoken(runtime, text, reference)}
-        ttfa[CACHED] = spoken(runtime, text, runtime.clone(data, transcript))
+        began = clock.now()
+        again = runtime.clone(data, transcript)
+        found = clock.now() - began  # whoever sends the file again waits for its hash, too
+        ttfa[CACHED] = found + spoken(runtime, text, again)
         if seed == 0:
             continue  # its first calls are not warm
         making.append(took)
@@ -252,3 +262,15 @@ def table(done: Voices) -> Table:
         out.add_row(name, f"{audio.ttfa_ms_p50:.1f}", f"{audio.ttfa_ms_p95:.1f}")
     out.add_row("from a file to a reference", f"{done.making_ms_p50:.1f}", "")
     return out
+
+
+def targets(done: Voices) -> Iterator[tuple[str, bool]]:
+    """What was asked of these figures (p50), in words, and whether it is met."""
+    asked = ASKED_CPU_MS if done.threads else ASKED_MS
+    for row in done.encoding:
+        if done.recording_seconds == ASKED_SECONDS and row.together in asked:
+            took, most = row.all_ms_p50, asked[row.together]
+            yield f"{row.together} encoded together: {took:.1f} ms of at most {most:g}", took <= most
+    p50 = {audio.voice: audio.ttfa_ms_p50 for audio in done.first_audio}
+    ratio = p50[CACHED] / p50[PLAIN]
+    yield f"a known voice's first audio: {ratio:.2f} times plain, at most {ASKED_CACHED:g}", ratio <= ASKED_CACHED

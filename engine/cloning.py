@@ -157,7 +157,7 @@ class Cloning:
             return outputs.get(timeout=PATIENCE)
         except Empty:
             self._engine.cancel(request_id)
-            why = f"the recording waited {PATIENCE:g} s for its turns, since others are spoken to: send it again later"
+            why = f"the recording waited {PATIENCE:g} s for its turn, behind who is spoken to: send it again later"
             return Failed(request_id, 0, ErrorCode.BUSY, why, RETRY_AFTER)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,25 @@ from rich.console import Console
 from voices import KINDS
 
 from engine import bench_voices
+from engine import device as devices
 from engine.__main__ import main
-from engine.bench_voices import CACHED, FIRST, PLAIN, Ear, hearing, noise, wav
-from engine.core import Row, Stage, Step
+from engine.bench_voices import (
+    CACHED,
+    FIRST,
+    PLAIN,
+    Ear,
+    Encoding,
+    FirstAudio,
+    Voices,
+    hearing,
+    noise,
+    targets,
+    wav,
+)
+from engine.core import Limits, ModelSpec, Row, Stage, Step
+from engine.predictor import Predictor
 from engine.reference import decode
+from engine.scheduler import Scheduler
 
 CPU = torch.device("cpu")
 QUIET = Console(file=io.StringIO())
@@ -35,6 +51,29 @@ def test_recordings_are_encoded_alone_and_together() -> None:
         assert 0 < row.all_ms_p50 <= row.all_ms_p95
         assert 0 < row.longest_step_ms <= row.all_ms_p95
         assert row.steps >= 1
+
+
+def test_its_steps_are_as_long_as_an_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set[float]()
+
+    class Noted(Scheduler):
+        def __init__(self, spec: ModelSpec, limits: Limits, predictor: Predictor) -> None:
+            seen.add(limits.max_step_seconds)
+            super().__init__(spec, limits, predictor)
+
+    monkeypatch.setattr(bench_voices, "Scheduler", Noted)
+    list(hearing(CPU, 1.0, 1, QUIET))
+    assert seen == {devices.longest_step(CPU)}
+
+
+def test_figures_stand_beside_what_was_asked() -> None:
+    rows = tuple(Encoding(n, 10.0, ms, ms, 1, ms) for n, ms in ((1, 14.0), (16, 81.0)))
+    audio = tuple(FirstAudio(kind, ms, ms) for kind, ms in ((PLAIN, 10.0), (FIRST, 30.0), (CACHED, 10.9)))
+    done = Voices("e", "H200", 0, rows, "v", 10.0, 90.0, audio)
+    assert [met for _, met in targets(done)] == [True, False, True]
+    slow = (replace(rows[0], all_ms_p50=1501.0),)
+    assert [met for _, met in targets(replace(done, threads=1, encoding=slow))] == [False, True]
+    assert [met for _, met in targets(replace(done, recording_seconds=2.0))] == [True]
 
 
 def test_its_ear_is_the_encoder() -> None:

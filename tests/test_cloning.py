@@ -169,7 +169,7 @@ def test_a_recording_that_never_has_its_turn_is_no_endless_wait(monkeypatch: pyt
     engine = Scripted()
     cloning = Cloning(engine)
     for turns in (1, 2):
-        with pytest.raises(CloneFailed, match=r"waited 0\.05 s for its turns.*again later") as raised:
+        with pytest.raises(CloneFailed, match=r"waited 0\.05 s for its turn.*again later") as raised:
             cloning.reference(wav(2), TEXT)
         assert (raised.value.code, raised.value.retry_after) == (ErrorCode.BUSY, 10.0)
         assert engine.cancelled == [7] * turns == [7] * len(engine.heard)
