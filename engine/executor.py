@@ -206,8 +206,10 @@ class Executor:
         for slot, prompt in zip(row.slots, admission.prompt.rows, strict=True):
             for start, segment in prompt.behind(admission.shared):
                 if isinstance(segment, ReferenceSegment):
-                    codes = torch.tensor([*segment.frames, end], device=self.device)
-                    self.stages.prompts[slot, start : start + segment.length] = self.model.embed_frames(codes)
+                    known = max(0, admission.shared - start)  # frames that are in shared pages
+                    codes = torch.tensor([*segment.frames[known:], end], device=self.device)
+                    places = slice(start + known, start + segment.length)
+                    self.stages.prompts[slot, places] = self.model.embed_frames(codes)
             for overlay in prompt.overlays:
                 self._lay_over(slot, overlay)
 

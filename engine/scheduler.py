@@ -315,7 +315,7 @@ class Scheduler:
         if isinstance(stream, Encoding):
             stream.reason = reason
             self._end_encoding(stream, cancelled, now)
-            return [finished]
+            return [finished, *self._entrance.hand_on(stream, True, now)]  # nothing is heard of it: a new caller
         if not cancelled:
             self._room.learn(stats)
         if stats.rtf is not None:

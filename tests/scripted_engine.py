@@ -101,7 +101,8 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(SPEC, self.limits, self.predictor, explain=self.explain)
-        self.device = TimedExecutor(FakeClock(), Instant(), defaultdict(lambda: ENDLESS, self.frames))
+        self.frames = defaultdict(lambda: ENDLESS, self.frames)
+        self.device = TimedExecutor(FakeClock(), Instant(), self.frames)
 
     def submit(self, *submits: Submit) -> list[Output]:
         return [output for one in submits for output in self.scheduler.apply(one, self.now)]

@@ -323,3 +323,11 @@ def test_whatever_is_asked_under_every_policy_everybody_gets_his_own_and_nothing
         assert (values["slots_free"], values["requests_active"]) == (LIMITS.num_slots, 0)
 
     holds()
+
+
+def test_what_follows_a_recording_begins_when_that_is_over() -> None:
+    engine = listening()
+    engine.encode(1, recording(8))
+    engine.outputs += engine.submit(submit(2, max_frames=3, follows=1))
+    engine.drain()
+    assert engine.served() == [1, 2]
