@@ -1,8 +1,8 @@
 """The stages of Qwen3-TTS by fused kernels, where they fit a voice's weights. It does not know graphs or slots.
 
-Backbone and codec are those of Breeze TTS 2. A frame is fed back as a prompt of one position, since what is added up
-there differs. Depth decoder and code 0 run in PyTorch's own operations: the kernels know no norms of queries and keys
-in the one, and no end of speech among the control ids in the other.
+Backbone and codec are those of Breeze TTS 2. Text is looked up in a table of all projections. A frame is fed back as a
+prompt of one position, since what is added up there differs. Depth decoder and code 0 run in PyTorch's own operations:
+the kernels know no norms of queries and keys in the one, and no end of speech among the control ids in the other.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from engine.fused import BackboneChunk, BackboneWeights, Launch, Places
@@ -18,10 +19,28 @@ from engine.kv_cache import PagedKV
 from engine.models import Functions
 from engine.models.qwen3_tts import Qwen3TTS
 
+VOCAB_PIECE = 4096
+"""Of the vocabulary, which is projected piece by piece."""
+
 
 def fused(model: Qwen3TTS) -> Functions:
     """Every stage whose weights the kernels take; the others in PyTorch's own operations."""
-    return by_kernels(model, backbone)
+    return by_kernels(model, text, backbone)
+
+
+def text(model: Qwen3TTS, plain: Functions, launch: Launch) -> Functions:
+    """Every token's projection, made at once: so its numbers depend on no pack."""
+    talker, size = model.talker, model.config.text_vocab
+    with torch.no_grad():
+        parts = torch.split(talker.model.text_embedding.weight, VOCAB_PIECE)
+        table = torch.cat([talker.text_projection(part) for part in parts])
+
+    def encode(ids: Tensor, lengths: Tensor, longest: int) -> Tensor:
+        controls = ids // size
+        codes = talker.model.codec_embedding((controls - 1).clamp(min=0))
+        return table[ids % size] + torch.where(controls[:, None] > 0, codes, 0)
+
+    return replace(plain, encode_text=encode)
 
 
 def backbone(model: Qwen3TTS, plain: Functions, launch: Launch) -> Functions:

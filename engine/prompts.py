@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class Reader:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._unknown_id = unknown_id(tokenizer)
+        self._readable = lru_cache(4096)(self._encodes)
 
     def ids(self, text: str) -> list[int]:
         """The text's tokens, without any that the tokenizer adds to every text."""
@@ -42,7 +44,7 @@ class Reader:
     def unreadable(self, text: str) -> list[str]:
         """What of the text, which has no halves of characters, the tokenizer cannot encode."""
         if self._unknown_id is None:
-            return sorted(c for c in set(text) if not self._encodes(c))
+            return sorted(c for c in set(text) if not self._readable(c))
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         pairs = zip(encoding.ids, encoding.offsets, strict=True)
         return sorted({text[start:end] for id_, (start, end) in pairs if id_ == self._unknown_id})

@@ -24,7 +24,7 @@ pytestmark = [
     # justified: CI has no GPU
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device"),
 ]
-NAME = "qwen3-tts-0.6b"
+NAME = "qwen3-tts-1.7b"
 LIMITS = Limits(num_slots=12, num_pages=12 * 128, max_batch=dict.fromkeys(Stage, 4), batches=(4,))
 TEXT = "The same words, whoever else is speaking, and as many of them as it takes. " * 2
 FRAMES = 24

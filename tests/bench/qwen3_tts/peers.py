@@ -54,6 +54,10 @@ def official(main: Mapping[str, Any], tokenizer: Any, device: str, dtype: torch.
     codec.config, codec.device = codec.model.config, torch.device(device)
     model.load_speech_tokenizer(codec)
     model.load_generate_config({})
+    barred = torch.tensor([0, main["talker_config"]["codec_eos_token_id"]], device=device)
+    model.talker.codec_head.register_forward_hook(  # its generate() ignores min_new_tokens
+        lambda head, given, out: out.index_fill(-1, barred, -float("inf"))
+    )
     return Qwen3TTSModel(model, Processor(tokenizer), {})
 
 
@@ -94,9 +98,24 @@ def faster(model: Any, device: str, dtype: torch.dtype, max_positions: int) -> A
     predictor, options = talker.code_predictor, {"device": device, "dtype": dtype}
     drawn = {"do_sample": True, "top_k": 50, "temperature": 0.9}
     codes = PredictorGraph(predictor, predictor.model.config, config.hidden_size, **options, **drawn)
+    begin_anew(codes)
     return FasterQwen3TTS(
         model, codes, TalkerGraph(talker.model, config, max_seq_len=max_positions, **options), device, dtype
     )
+
+
+def begin_anew(codes: Any) -> None:
+    """Lets each replay fill the cache from its beginning: newer releases of transformers count its length on the
+    device, inside of what was captured."""
+    replay, cache = codes.run, getattr(codes, "static_cache", None)
+
+    def run(given: Any) -> Any:
+        for layer in getattr(cache, "layers", ()):
+            if isinstance(length := getattr(layer, "cumulative_length", None), torch.Tensor):
+                length.zero_()
+        return replay(given)
+
+    codes.run = run
 
 
 def without_graphs(model: Any) -> Any:
