@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cache
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 from agent import protocol
 from agent.closing import Connection
 from agent.heard import USUAL_BUFFER_SECONDS
+from agent.leftovers import Leftovers
 from agent.offer import OfferError, usable
 from agent.opus import OpusDecoder, OpusEncoder
 from agent.pace import Pace
@@ -751,12 +752,19 @@ def translated(message: ServerMessage) -> list[dict[str, Any]]:
 # ---- where it is ----------------------------------------------------------------------------------------------------
 
 
-class Server:
-    """All agents at one address."""
+KEPT = 2 * 8
+"""Twice as many as call at once."""
 
-    def __init__(self) -> None:
+
+class Server:
+    """All agents at one address. What calls were is kept of the last ones only: the more there is to be gone through
+    when garbage is collected, the later packets leave meanwhile."""
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._numbers = count()
         self._calls: dict[str, Call] = {}
         self._tags: dict[str, Call] = {}
+        self._ended = ended
 
     def application(self) -> web.Application:
         app = web.Application()
@@ -776,8 +784,10 @@ class Server:
         try:
             agent = named(request.match_info["agent"])
             await asyncio.to_thread(replies, agent)  # so that other calls go on meanwhile
-            name = f"call-{len(self._calls)}"
+            name = f"call-{next(self._numbers)}"
             call = self._calls[name] = self._tags[request.match_info["tag"]] = Call(agent, name)
+            if len(self._tags) > KEPT:
+                del self._tags[next(iter(self._tags))]
             return name, await call.answer(sdp)
         except (ValueError, OfferError) as error:
             raise web.HTTPBadRequest(text=json.dumps({"error": {"message": str(error)}})) from error
@@ -792,7 +802,9 @@ class Server:
         return web.Response(status=201, text=sdp, content_type="application/sdp", headers=location)
 
     async def _hang_up(self, request: web.Request) -> web.Response:
-        await self._calls[request.match_info["id"]].close()
+        if call := self._calls.pop(request.match_info["id"], None):
+            await call.close()
+            self._ended()
         return web.Response(status=204)
 
     async def _truth(self, request: web.Request) -> web.Response:
@@ -822,7 +834,8 @@ def hurried() -> Iterator[None]:
 async def serve() -> None:
     """Says the port, and ends with standard input."""
     replies(Agent())
-    runner = web.AppRunner(Server().application())
+    leftovers = Leftovers()
+    runner = web.AppRunner(Server(leftovers.free_soon).application())
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -21,6 +21,7 @@ import pytest
 from faulty_agent import PERFECT, Agent, Probing, Trial, Truth, Wanted, hurried, perfect, serving, trials, voice
 from test_probe_truth import stop_errors_ms
 
+from agent.leftovers import Leftovers
 from agent.probe.command import machine, shown
 from agent.probe.dialect import claims
 from agent.probe.judging import Judges
@@ -183,10 +184,26 @@ def test_what_an_agent_writes_down_is_its_fault(told: dict[Wanted, Trial]) -> No
     assert rates == pytest.approx([1.005, 0.995], abs=0.001)
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is left of a trial: a recording of each would be more than is gone through in a packet's time."""
+
+    faulty: bool
+    calm: bool
+    errors_ms: tuple[float, ...]
+    says: str
+
+    @classmethod
+    def of(cls, trial: Trial) -> Told:
+        errors = tuple(abs(error) for _, error in stop_errors_ms(trial))
+        return cls(bool(trial.findings or trial.broken), trial.calm, errors, trial.says)
+
+
 class Counting(Probing):
-    """Also counts the calls that were needed, and those that were made."""
+    """Also counts the calls that were needed, and those that were made; what they leave is freed after each."""
 
     needed = made = 0
+    ended: Callable[[], None]
 
     async def _called(
         self, wanted: Wanted, scenario: Scenario, lengths: dict[str, float]
@@ -196,22 +213,29 @@ class Counting(Probing):
 
     async def _turn(self) -> None:
         self.made += 1
+        self.ended()
         await super()._turn()
 
 
-async def called(wanted: Iterable[Wanted], parallel: int, base: str, judges: Judges) -> tuple[list[Trial], int]:
+async def called(wanted: Iterable[Wanted], parallel: int, base: str, judges: Judges) -> tuple[list[Told], int]:
     """All trials, and how many calls were made again because the machine had disturbed them."""
-    probing = Counting(base, judges, parallel)
-    told = await asyncio.gather(*map(probing.tried, wanted))
-    return told, probing.made - probing.needed
+    probing, leftovers = Counting(base, judges, parallel), Leftovers()
+    probing.ended = leftovers.free_soon
+
+    async def told(one: Wanted) -> Told:
+        return Told.of(await probing.tried(one))
+
+    found = await asyncio.gather(*map(told, wanted))
+    leftovers.close()
+    return found, probing.made - probing.needed
 
 
-def figures(told: Sequence[Trial]) -> dict[str, Any]:
+def figures(told: Sequence[Told]) -> dict[str, Any]:
     """As JSON data."""
-    errors = [abs(error) for trial in told for _, error in stop_errors_ms(trial)]
+    errors = [error for trial in told for error in trial.errors_ms]
     return {
         "trials": len(told),
-        "found": sum(bool(trial.findings or trial.broken) for trial in told),
+        "found": sum(trial.faulty for trial in told),
         "disturbed": sum(not trial.calm for trial in told),
         "stops": len(errors),
         "stop_error_ms": quantiles(errors) if errors else None,
@@ -244,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         judges.close()
     seconds, found = round(time.monotonic() - began_at, 1), figures(told)
     for trial in told:
-        if trial.findings or trial.broken:
+        if trial.faulty:
             print(trial.says, file=sys.stderr)
     says = f"{len(told)} trials in {seconds / 60:.1f} minutes, {found['found']} with a finding or an expectation that "
     says += f"did not hold, {found['disturbed']} disturbed, {again} calls made again; {found['stops']} stops, off by "
