@@ -86,7 +86,8 @@ def test_every_script_reads_only_fields_and_types_of_the_protocol() -> None:
         if name == "protocol.js":
             continue
         assert set(re.findall(r"\bmessage\??\.(\w+)", code)) <= fields, name
-        assert set(re.findall(r'case "([\w.]+\.\w+|error|pong|view)":', code)) <= page_table("SERVER").keys(), name
+        types = re.findall(r'(?:case |\btype === )"([\w.]+\.\w+|error|pong|view)"', code)
+        assert set(types) <= page_table("SERVER").keys(), name
         assert set(re.findall(r'\bsend\("([\w.]+)"', code)) <= sent, name
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sized
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import astuple, dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +29,9 @@ import tones
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from npm import unavailable
-from scripted_runtime import SPEC
+from numpy.typing import NDArray
+from scripted_runtime import SPEC, Job
+from sounds import clip, cough, int16
 from tones import PITCHES, Ear, StairRuntime, ToneRuntime
 
 from agent import wrtc
@@ -42,7 +44,7 @@ from agent.guard import Access
 from agent.opus import OpusDecoder
 from agent.pace import MAX_BEHIND, PACKET_SECONDS
 from agent.peer import Peer
-from agent.playout import FADE_SECONDS, Packet
+from agent.playout import FADE_SECONDS, CueKind, Packet
 from agent.server import attach
 from agent.session import Session, Utterance
 from agent.track import PACKET_TICKS
@@ -386,7 +388,7 @@ async def test_a_hundred_pauses_in_one_call_lose_nothing_and_double_nothing(
         await call.wait(partial(longer, call.heard.blocks, start + 20), WITHIN)
         assert not call.heard.of_type("speech.stopped"), "the reply went on"
 
-    assert len(assert_goes_on_at_the_sample(packets)) == CYCLES + 1
+    assert len(assert_goes_on_at_the_sample(packets, stairs())) == CYCLES + 1
     heard = [number for number in ear.numbers if number is not None]
     assert {(b - a) % len(PITCHES) for a, b in pairwise(heard)} == {0, 1}, "the listener hears each frame, in order"
     shown = " ".join(f"p{p} {1000 * np.percentile(waited, p):.1f}" for p in (50, 95, 99, 100))
@@ -428,12 +430,15 @@ def outbound(session: Session) -> list[Packet]:
     return packets
 
 
-def assert_goes_on_at_the_sample(packets: list[Packet]) -> list[int]:
-    """The runs of sound are parts of the stairs, each from the sample on at which the one before began to fade; returns
-    where each begins. Only what is within a fade is not looked at."""
+def stairs() -> NDArray[np.int16]:
     size, rate = SPEC.samples_per_frame, SPEC.sample_rate
-    whole = np.concatenate([tones.stair(frame, size, rate) for frame in range(STAIRS)])
-    fade, at, begins, sounds = round(FADE_SECONDS * rate), 0, list[int](), False
+    return np.concatenate([tones.stair(frame, size, rate) for frame in range(STAIRS)])
+
+
+def assert_goes_on_at_the_sample(packets: list[Packet], whole: NDArray[np.int16]) -> list[int]:
+    """The runs of sound are parts of the whole, each from the sample on at which the one before began to fade; returns
+    where each begins. Only what is within a fade is not looked at."""
+    fade, at, begins, sounds = round(FADE_SECONDS * SPEC.sample_rate), 0, list[int](), False
     for packet, after in pairwise(packets):
         if not packet.samples.any():
             sounds = False
@@ -448,6 +453,60 @@ def assert_goes_on_at_the_sample(packets: list[Packet]) -> list[int]:
         assert (packet.samples[skipped:] == whole[at + skipped : at + packet.samples.size]).all(), f"at sample {at}"
         at += packet.samples.size
     return begins
+
+
+# ---- what is no interruption, as sound ------------------------------------------------------------------------------
+
+ECHO = 10 ** (-12 / 20)
+SOUNDS = {"cough": lambda: np.repeat(int16(cough()), 3), "mhm": lambda: int16(clip("mhm", 48_000))}
+
+
+@cache
+def aloud() -> NDArray[np.int16]:
+    """The voice's sentences, over and over; never silent, so that what is silent was paused."""
+    sound = int16(np.resize(clip("agent", SPEC.sample_rate), SPEC.max_text_chars * SPEC.samples_per_frame))
+    sound[np.abs(sound) < 20] = 20
+    return sound
+
+
+class SpeechRuntime(ToneRuntime):
+    """Says every text as that."""
+
+    def sound(self, job: Job, frames: int) -> NDArray[np.int16]:
+        size = self.spec.samples_per_frame
+        return aloud()[job.frames * size : (job.frames + frames) * size]
+
+
+@pytest.mark.parametrize("sound", ["cough", "mhm", "echo"])
+async def test_a_cough_a_backchannel_and_its_own_echo_cost_a_reply_no_sample(folder: Path, sound: str) -> None:
+    """Through libwebrtc's microphone, Opus, VAD, echo guard and turn taking."""
+    serves = serving(pace=0.05, answers=True, speech=SpeechRuntime)
+    async with serves as server, listener(server.url, folder, noise=0.0004, record=True) as call:
+        packets, blocks = outbound(server.session), call.heard.blocks
+        call.send(type="speak", id="a", text=tones.text(0, SPEC.max_text_chars))
+        await call.wait(told(call, "speech.started", "a"), WITHIN)
+        if sound == "echo":
+            await echo(call, blocks=800)
+        else:
+            await call.wait(partial(longer, blocks, len(blocks) + 100), WITHIN)
+            await call.say(SOUNDS[sound]())
+            await call.wait(partial(longer, blocks, len(blocks) + 200), WITHIN)
+        assert not call.heard.of_type("speech.stopped")
+        assert not call.heard.of_type("turn.started")
+    continued = sum(cue.kind is CueKind.CONTINUED for packet in packets[:-1] for cue in packet.cues)
+    assert len(assert_goes_on_at_the_sample(packets, aloud())) == 1 + continued
+    assert continued or sound != "mhm"
+
+
+async def echo(call: Call, blocks: int) -> None:
+    """Says what is heard, 12 dB softer."""
+    await call.say(np.zeros(4800, np.int16))  # a lead, so that the echo has no gaps
+    pcm = call.heard.pcm
+    done, end = len(pcm), len(pcm) + blocks
+    while done < end:
+        await call.wait(partial(longer, pcm, done), WITHIN)
+        heard, done = np.concatenate(pcm[done:]), len(pcm)
+        await call.say((ECHO * heard).astype(np.int16))
 
 
 # ---- blocks at a rate of NetEQ's own ------------------------------------------------------------------------------

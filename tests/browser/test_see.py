@@ -106,7 +106,7 @@ async def test_a_call_shows_what_was_made_and_what_the_engine_did(listener: List
     for lane in ("made", "played", "ahead", "engine"):
         assert await inked(listener, **where[lane]) > 100, lane
     assert views[-1]["at"] > views[0]["at"]
-    assert len(views) <= 11 * (views[-1]["at"] - views[0]["at"]) / 1000 + 2, "about ten a second"
+    assert len(views) <= 6 * (views[-1]["at"] - views[0]["at"]) / 1000 + 2, "about five a second"
 
 
 async def test_each_reply_adds_a_waterfall_with_the_network_around_it(listener: Listener) -> None:
@@ -139,21 +139,23 @@ async def test_an_interruption_is_a_cut_with_its_milliseconds(listener: Listener
     await listener.speak(LONG)
     await listener.until_speaking()
     await listener.page.wait_for_function(
-        "(({ heard_ms: heard, buffered_ms: ready }) => heard > 500 && ready > 300)"
+        "(({ heard_ms: heard, buffered_ms: ready }) => heard > 1000 && ready > 300)"
         "(probe.messages.findLast(({ type }) => type === 'view'))"
     )
     await listener.stop()
     await listener.until_silent()
     heard = await listener.gather()
-    assert heard.of_type("speech.stopped")[0]["reason"] == "cancelled"
+    (stopped,) = heard.of_type("speech.stopped")
+    assert stopped["reason"] == "cancelled"
     await listener.page.wait_for_selector("#status[data-state=ready]")
     (silenced,) = heard.of_type("speech.silenced")
     took = int((await listener.page.inner_text("#stopped")).removesuffix(" ms"))
     assert took == pytest.approx(silenced["flush_ms"] + silenced["wire_ms"], abs=0.51)
     text = listener.page.locator("#utterances .text")
     said, struck = await text.locator(".heard").inner_text(), await text.locator(".unheard").inner_text()
-    assert LONG.startswith(said)
-    assert struck and await text.locator(".unheard").get_attribute("data-struck") is not None
+    assert said.strip() == stopped["heard"].strip() != ""
+    assert LONG.startswith(said) and struck
+    assert await text.locator(".unheard").evaluate("(it) => getComputedStyle(it).textDecorationLine") == "line-through"
 
 
 DELAYS = """() => sent.filter(({ type }) => type === "stats").map((each, index, all) => {
@@ -420,6 +422,14 @@ async def test_load_policy_and_trouble_go_to_the_server_and_come_back(browser: B
 
 LOST = "sent.filter(({ type }) => type === 'stats').map(({ packets_lost: lost }) => lost ?? 0)"
 """Packets, up to each second of the call: the totals that were sent."""
+MADE_UP = """() => {
+  const all = sent.filter(({ type }) => type === "stats");
+  const made = all.map((each) => (each.concealed_samples ?? 0) - (each.silent_concealed_samples ?? 0));
+  const grown = made.slice(1).map((each, index) => (each - made[index]) / 48);
+  const label = document.querySelector("#line-concealed .plot").ariaLabel;
+  return [Math.max(...grown), parseFloat(label.split("at most ")[1])];
+}"""
+"""Most audible concealment in a second, in ms: as sent, and as plotted."""
 
 
 async def test_trouble_on_the_line_is_real(browser: Browser, show: Served) -> None:
@@ -440,6 +450,9 @@ async def test_trouble_on_the_line_is_real(browser: Browser, show: Served) -> No
         await page.click("#troubles button >> text=120 ms jitter")
         await listener.speak(LONG)
         await page.wait_for_function(f"parseFloat(document.getElementById('delay').textContent) > {before + 20}")
+        await page.wait_for_function(f"({MADE_UP})()[1] > 0")
+        most, plotted = await page.evaluate(MADE_UP)
+        assert plotted == pytest.approx(most, abs=0.6)
 
 
 async def test_stops_are_practised_and_counted(browser: Browser, show: Served) -> None:
