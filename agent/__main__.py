@@ -66,7 +66,7 @@ def serve_parser() -> argparse.ArgumentParser:
         default=[],
         type=ice_server,
         metavar="URL",
-        help="stun: or turn:, that players which call by WHEP are told of; repeatable",
+        help="stun: or turn: without a user's name, that players which call by WHEP are told of; repeatable",
     )
     add(
         "--max-peers",

@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Any
 
 from aiohttp import web
@@ -144,7 +144,7 @@ class VoiceAgent:
         limits: CallLimits | None = None,
         access: Access | None = None,
         voices: Voices | None = None,
-        ice_servers: Collection[IceServer] = (),
+        ice_servers: Iterable[IceServer] = (),
         on_call: Hook | None = None,
         on_turn_started: Hook | None = None,
         on_text: TextHook | None = None,
@@ -156,7 +156,7 @@ class VoiceAgent:
         if vad is not None:
             vads.check(vad)
         self._engine, self._limits, self._access, self._voices = engine, limits, access, voices
-        self._ice_servers = ice_servers
+        self._ice_servers = tuple(ice_servers)
         self._hooks: dict[str, Callable[..., object]] = {
             name: hook
             for name, hook in {

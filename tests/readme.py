@@ -40,6 +40,24 @@ def events() -> list[str]:
     ]
 
 
+def dates() -> list[str]:
+    """When, and beside them with what, the figures on a CPU were measured."""
+    browser = [result(name) for name in ("cpu-speech", "browser", "browser-beside-1")]
+    days = sorted({one["date"] for one in browser})
+    speech, seen = browser[:2]
+    return [
+        f"Python {speech['python']}, PyTorch {speech['torch']}, Chromium {seen['chromium'].partition('.')[0]}, "
+        f"{' and '.join(days)}.",
+        f"{result('bargein')['spoken_chromium']['date']} (`bargein.json`)",
+        f"{result('transport')['date']} (`transport.json`)",
+        f"`heard.json`, {result('heard')['date']})",
+        f"`page.json`, 2 cores of an AMD EPYC, {result('page')['date']})",
+        f"`probe-neteq.json`, 2 cores of an AMD EPYC, {result('probe-neteq')['date']}.",
+        f"on 2 cores of an AMD EPYC, {result('probe-cycles')['machine']['date']}:",
+        f"PyTorch {result('plan')['torch']}, {result('plan')['date']}:",
+    ]
+
+
 def figures() -> list[str]:
     """The rows of the README's table of figures, from the JSON that the benchmarks wrote."""
     (one, two), browser = result("cpu-speech")["rows"], result("browser")
@@ -172,12 +190,14 @@ def heard_policies() -> str:
     heard = result("page")["heard"]
     told = {one["policy"]: one for one in heard["policies"]}
     newest, predictor = told["newest-first"], told["predictor"]
+    first, second = (one["replies"] - one["refused"] for one in (newest, predictor))
     return (
         f"beside {heard['synthetic_listeners']} synthetic listeners a caller hears {newest['replies_with_stutters']} "
-        f"of {newest['replies']} replies stutter with newest-first, by {newest['missed_ms']:.0f} ms in all and up to "
-        f"{newest['longest_ms']:.0f} ms in one, and {predictor['replies_with_stutters']} of {predictor['replies']} "
-        f"with the Predictor, by {predictor['missed_ms']:.0f} ms; the first audio comes after "
-        f"{newest['first_audio_ms']:.0f} and {predictor['first_audio_ms']:.0f} ms (p50)"
+        f"of {first} replies stutter with newest-first, by {newest['missed_ms']:.0f} ms in all and up to "
+        f"{newest['longest_ms']:.0f} ms in one, and {predictor['replies_with_stutters']} of {second} with the "
+        f"Predictor, by {predictor['missed_ms']:.0f} ms ({newest['refused']} and {predictor['refused']} more are "
+        f"refused, which the caller is told); the first audio comes after {newest['first_audio_ms']:.0f} and "
+        f"{predictor['first_audio_ms']:.0f} ms (p50) (`breezert bench page`)"
     )
 
 
@@ -193,18 +213,19 @@ def self_check() -> str:
     )
 
 
-PROBES = ("probe-agent", "probe-listening", "probe-soak", "probe-cycles", "probe-kill")
+PROBES = ("probe-listening", "probe-cycles", "probe-kill")
 """What the probe wrote of our own agent."""
 
 
 def probed() -> list[str]:
     """What the probe says of our own agent: the rows of its table. Only of probes that found nothing."""
-    agent, listened, soak, cycles, kill = map(good, PROBES)
+    listened, cycles, kill = map(good, PROBES)
     turned, killed = cycles["load"]["cycles"], kill["load"]["killed"]
+    held = sum(trial["held"] for trial in listened["trials"])
+    first = [ms for trial in listened["trials"] for ms in trial["figures"]["first_audio_ms"]]
     return [
-        *scenarios(agent),
-        heard_only(listened),
-        soaked(soak),
+        f"| who only listens (WHEP) hears the greeting, and nothing is wrong; from dialling on, at most | "
+        f"{held} of {len(listened['trials'])}; {max(first):.0f} ms |",
         f"| {turned['cycles']} calls connected and closed: failed; left; memory, second half | "
         f"{turned['failed'] or 'none'}; {', '.join(turned['left']) or 'nothing'}; {turned['grown_mb']:+.1f} MB |",
         f"| engine killed (`kill -9`) under {killed['calls']} calls: error event; speech again, longest | "
@@ -221,64 +242,9 @@ def good(name: str) -> dict[str, Any]:
     return seen
 
 
-def perfect() -> str:
-    """What the probe says of an agent without a fault: one row."""
-    seen = result("probe-perfect")
-    return (
-        f"| {seen['trials']} calls of a perfect agent, {seen['parallel']} at once: found; minutes; stop latency off by "
-        f"at most, in {seen['stops']} stops | {seen['found'] or 'nothing'}; {seen['seconds'] / 60:.1f}; "
-        f"{seen['stop_error_ms']['max']:.1f} ms |"
-    )
-
-
 def commands() -> set[str]:
     """The lines of the README's blocks, without their comments."""
     return {line.partition("  #")[0].rstrip() for block in blocks() for line in block.splitlines()}
-
-
-def scenarios(seen: dict[str, Any]) -> list[str]:
-    """Every scenario, many times: three rows."""
-    trials, by_name = seen["trials"], seen["scenarios"]
-    held = sum(trial["held"] for trial in trials)
-    stop, response = (pair(of_all(trials, what)) for what in ("stop_ms", "response_ms"))
-    went_on = [went_on_in(by_name[name]) for name in ("cough", "backchannel", "echo")]
-    return [
-        f"| {len(by_name)} scenarios, {len(trials)} calls in {seen['seconds'] / 60:.0f} minutes: in every point as "
-        f"expected | {held} of {len(trials)} |",
-        f"| falls silent, from the user's onset; answers, from the user's end (p50 / p95) | {stop} ms; {response} ms |",
-        f"| audible again after a cough; after mhm and a hum; never silent for long under its own echo at -12 dB | "
-        f"{'; '.join(went_on)} |",
-    ]
-
-
-def heard_only(seen: dict[str, Any]) -> str:
-    """Who only listens: one row."""
-    held = sum(trial["held"] for trial in seen["trials"])
-    first = pair(of_all(seen["trials"], "first_audio_ms"))
-    return (
-        f"| who only listens (WHEP) hears the greeting, and nothing is wrong; from dialling on (p50 / p95) | "
-        f"{held} of {len(seen['trials'])}; {first} ms |"
-    )
-
-
-def of_all(trials: list[dict[str, Any]], what: str) -> dict[str, float]:
-    p50, p95 = np.quantile([value for trial in trials for value in trial["figures"].get(what, [])], (0.5, 0.95))
-    return {"p50": p50, "p95": p95}
-
-
-def went_on_in(scenario: dict[str, Any]) -> str:
-    held = [seen for says, seen in scenario["expectations"].items() if says.startswith("goes on")]
-    return f"{sum(seen['held'] for seen in held)} of {sum(seen['of'] for seen in held)}"
-
-
-def soaked(seen: dict[str, Any]) -> str:
-    """An hour of calls."""
-    load = seen["load"]
-    (memory,) = (growth for growth in load["growths"] if growth["what"] == "memory")
-    return (
-        f"| {load['seconds'] / 60:.0f} minutes, {load['peers']} on the line: calls; gaps in them; memory, in an hour | "
-        f"{load['calls']}; {round(load['gaps_a_call'] * load['calls']) or 'none'}; {memory['an_hour']:+.1f} MB |"
-    )
 
 
 def pair(figure: dict[str, float]) -> str:
