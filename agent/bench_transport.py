@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import multiprocessing
 import os
@@ -56,6 +55,7 @@ from agent.dial import Line as Dial
 from agent.dialogue import UserTurn
 from agent.ears import Ears
 from agent.guard import Access
+from agent.leftovers import set_apart
 from agent.protocol import CHANNEL, Ping, ServerMessage, SessionCreated, Speak, SpeechStopped, SpeechUnderrun, Stats
 from agent.receive import FRAME_SAMPLES, Heard
 from agent.server import attach
@@ -230,18 +230,11 @@ async def _serve(pipe: Pipe, speech: Speech, max_peers: int, hears: bool) -> Non
     await runner.setup()
     listening = socket.create_server(("127.0.0.1", 0))
     await web.SockSite(runner, listening).start()
-    unstalled()  # as `serve` does
+    set_apart()  # as `serve` does
     pipe.send(f"http://127.0.0.1:{listening.getsockname()[1]}")
     async for _ in asked(pipe):
         pipe.send(counted())
     await runner.cleanup()
-
-
-def unstalled() -> None:
-    """Lets the collector pass over what start-up left: a full collection stands still for several packets, in a server
-    that is measured as in the process that measures it."""
-    gc.collect()
-    gc.freeze()
 
 
 def silent() -> Answering:
@@ -339,7 +332,7 @@ async def _listen(pipe: Pipe, url: str, peers: int) -> None:
         async with asyncio.timeout(PATIENCE):
             for start in range(0, peers, BATCH):
                 await asyncio.gather(*(listener.call() for listener in listeners[start : start + BATCH]))
-        unstalled()
+        set_apart()  # what arrives meanwhile would be late
         pipe.send("ready")
         async for question in asked(pipe):
             pipe.send(answered(question, listeners))

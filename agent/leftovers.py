@@ -14,21 +14,28 @@ SOON = 1.0
 """Seconds after the end of a call; those that end until then are freed together."""
 
 
+def set_apart() -> None:
+    """What there is now, of start-up, is never gone through again."""
+    gc.collect()
+    gc.freeze()
+
+
 class Leftovers:
-    """To be made on the event loop, once start-up is over: what there is then is never gone through again."""
+    """To be made on the event loop, once start-up is over."""
 
     def __init__(self) -> None:
-        gc.collect()
-        gc.freeze()
+        set_apart()
         self._due: asyncio.TimerHandle | None = None
+        self._closed = False
 
     def free_soon(self) -> None:
         """A call has ended."""
-        if self._due is None:
+        if self._due is None and not self._closed:
             self._due = asyncio.get_running_loop().call_later(SOON, self._free)
 
     def close(self) -> None:
-        """Frees nothing more."""
+        """Frees nothing more, whatever ends from now on."""
+        self._closed = True
         if self._due is not None:
             self._due.cancel()
 

@@ -831,13 +831,13 @@ def hurried() -> Iterator[None]:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-async def serve() -> None:
+async def serve(address: str = "127.0.0.1", port: str = "0") -> None:
     """Says the port, and ends with standard input."""
     replies(Agent())
     leftovers = Leftovers()
     runner = web.AppRunner(Server(leftovers.free_soon).application())
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, address, int(port))
     await site.start()
     print(runner.addresses[0][1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
@@ -1013,4 +1013,4 @@ def perfect(number: int = 0) -> tuple[Wanted, ...]:
 
 if __name__ == "__main__":
     hurry()
-    asyncio.run(serve())
+    asyncio.run(serve(*sys.argv[1:]))

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
+from waiting import until
 
 from agent.leftovers import Leftovers
 
@@ -36,11 +37,11 @@ def unfrozen() -> Iterator[None]:
 
 @pytest.fixture
 def collections() -> Iterator[list[int]]:
-    """The generation of each, as they begin."""
+    """The generation of each, as they end."""
     found = list[int]()
 
     def note(phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
+        if phase == "stop":
             found.append(info["generation"])
 
     gc.callbacks.append(note)
@@ -57,14 +58,15 @@ async def test_calls_that_end_together_are_freed_together(
     for _ in ended:
         leftovers.free_soon()
     assert all(part() is not None for part in ended), "not while others end"
-    await asyncio.sleep(0.1)
+    await until(lambda: len(collections) > 1)
     assert [part() for part in ended] == [None, None]
     assert collections == [2, 2]
     later = call()
     leftovers.free_soon()
-    await asyncio.sleep(0.1)
+    await until(lambda: len(collections) > 2)
     assert later() is None
     assert collections == [2, 2, 2]
+    leftovers.close()
 
 
 async def test_what_there_was_before_is_not_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,5 +83,6 @@ async def test_nothing_is_freed_once_it_is_closed(monkeypatch: pytest.MonkeyPatc
     leftovers = Leftovers()
     leftovers.free_soon()
     leftovers.close()
-    await asyncio.sleep(0.1)
+    leftovers.free_soon()
+    await asyncio.sleep(0.1)  # justified: five times as long as one would take to come
     assert collections == [2]

@@ -287,7 +287,10 @@ async def test_one_peer_more_than_there_are_lines_is_refused(line: Line) -> None
     line.callers.append(caller)
     with pytest.raises(CallRefused, match="all 3 lines"):
         await line.calls.open(await caller.offer())
+    ended = list[int]()
+    line.calls.ended = lambda: ended.append(len(line.calls.sessions))
     assert await line.calls.hang_up(line.calls.sessions[0].id)
+    assert ended == [2], "whoever frees what is left is told of each call that is over"
     _, answer = await line.calls.open(await caller.offer())
     await caller.accept(answer)
 

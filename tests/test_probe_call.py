@@ -23,6 +23,7 @@ from scripted_runtime import ScriptedRuntime
 from scripted_talk import Thinker
 from sounds import clip, int16
 from stand_in import cut, hang, no_task
+from waiting import until
 
 from agent.answering import Answering
 from agent.brain import BoundedBrain, ReplyLimits
@@ -436,12 +437,6 @@ async def test_one_that_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(recording.failure).startswith(
         ("the agent is gone: no packet of any kind for 0.", "not connected within")
     )
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(WITHIN):
-        while not condition():  # noqa: ASYNC110 - nothing else tells
-            await asyncio.sleep(0.005)
 
 
 async def test_realtime_without_its_channel_is_a_failure_and_others_can_do_without(

@@ -2,14 +2,11 @@
 
 As agent/probe/network.py says that it is done. Needs root, `ip`, `tc` and the kernel's sch_netem, which is not
 everywhere: what is missing is said, and the test skipped, with CI set, too (but for a missing `ip`). The agent is
-tests/faulty_agent.py's without a fault:
-
-    python tests/test_probe_netem.py ADDRESS       serves it there, until standard input is closed
+tests/faulty_agent.py's without a fault.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -21,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
-from faulty_agent import PERFECT, Agent, Server, replies
+from faulty_agent import PERFECT
 from test_netns import CLIENT, SERVER, ip, lacking, namespace
 
 ROOT = Path(__file__).parent.parent
@@ -58,15 +54,16 @@ def netem(space: str, *trouble: str) -> None:
 def spaces() -> Iterator[tuple[str, str]]:
     """The agent's and the probe's, with trouble between them."""
     if reason := lacking():
-        pytest.skip(reason)
+        pytest.skip(reason)  # justified: not everybody is root
     if shutil.which("tc") is None:
-        pytest.skip("netem needs the command tc: install iproute2")
+        pytest.skip("netem needs the command tc: install iproute2")  # justified: it is the very thing that is tested
     with ExitStack() as stack:
         try:
             home, away = stack.enter_context(network())
             netem(home, "delay", f"{DELAY_MS}ms", "loss", f"{LOSS}%")
             netem(away, "delay", f"{DELAY_MS}ms")
         except subprocess.CalledProcessError as error:
+            # justified: a module of the kernel can be installed by nobody here
             pytest.skip(f"this kernel has no veth or no netem: {error.stderr.strip()}")
         yield home, away
 
@@ -74,11 +71,12 @@ def spaces() -> Iterator[tuple[str, str]]:
 @contextmanager
 def serving(space: str) -> Iterator[str]:
     """The agent's address, while it is served there."""
-    command = ["ip", "netns", "exec", space, sys.executable, str(Path(__file__)), SERVER]
+    command = ["ip", "netns", "exec", space, sys.executable, str(Path(__file__).with_name("faulty_agent.py"))]
+    command += [SERVER, str(PORT)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
+            assert process.stdout.readline() == f"{PORT}\n"
             yield f"http://{SERVER}:{PORT}/{PERFECT}/netem/offer"
         finally:
             process.kill()
@@ -102,17 +100,3 @@ def test_delay_and_loss_of_the_kernel_are_in_the_figures(spaces: tuple[str, str]
     assert trial["figures"]["answered_ms"][0] >= 2 * DELAY_MS
     blamed = [found for found in trial.get("network", []) if found["name"] == "gap"]
     assert any("the network lost" in found["says"] for found in blamed), trial
-
-
-async def serve(address: str) -> None:
-    replies(Agent())
-    runner = web.AppRunner(Server().application())
-    await runner.setup()
-    await web.TCPSite(runner, address, PORT).start()
-    print("ready", flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    await runner.cleanup()
-
-
-if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1]))

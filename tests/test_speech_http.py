@@ -19,6 +19,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from numpy.typing import NDArray
 from scripted_engine import Engine, submit
 from scripted_runtime import SPEC, ScriptedRuntime, tone
+from waiting import until
 
 from agent import reading, speech_http
 from agent.calls import Calls
@@ -38,12 +39,6 @@ PAGE = "https://app.example.org"
 SIZE = SPEC.samples_per_frame
 SENTENCE = "The train to the coast leaves from platform nine."
 Samples = NDArray[np.int16]
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(WITHIN):
-        while not condition():  # noqa: ASYNC110 - the other side of a socket does not tell
-            await asyncio.sleep(0.005)
 
 
 class Site:

@@ -7,7 +7,7 @@ import base64
 import io
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from scripted_runtime import SPEC, ScriptedRuntime
 from test_cloning import TEXT, wav
 from test_voice_folder import ANNA
 from voices import KINDS
+from waiting import until
 
 from agent import voices_http
 from agent.asking import to_request
@@ -45,12 +46,6 @@ WITHIN = 60.0
 CLONING = replace(SPEC, modes=frozenset({Mode.PLAIN, Mode.CLONE}), encodes=True)
 FRAMES = tuple((i,) for i in range(25))
 TOKEN = "correct-horse-battery"
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(WITHIN):
-        while not condition():  # noqa: ASYNC110 - a thread does not tell
-            await asyncio.sleep(0.005)
 
 
 class Studio(ScriptedRuntime):

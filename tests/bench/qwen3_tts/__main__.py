@@ -102,7 +102,7 @@ def open_text(runtime: Runtime, request: Request) -> tuple[float, float]:
     heard.submitted_at = heard.clock.now()
     runtime.append_text(number, " " + words[3])
     for word in words[4:]:
-        time.sleep(0.05)
+        time.sleep(0.05)  # justified: likewise
         runtime.append_text(number, " " + word)
     runtime.end_text(number)
     heard.over.wait()
