@@ -675,7 +675,7 @@ async def test_it_ends_however_the_block_is_left(folder: Path, how: type[BaseExc
 async def test_cancelled_while_it_connects_it_leaves_nothing(folder: Path) -> None:
     async def connect(url: str) -> None:
         async with listener(url, folder):
-            pass
+            await asyncio.Event().wait()  # where connecting was faster than that
 
     async with serving() as server:
         for seconds in (0.0, 0.02, 0.08, 0.12):  # before there is a process, an offer, an answer, a session
