@@ -39,6 +39,9 @@ AUDIBLE_DB = 30.0
 """Far bands below can make no echo that counts."""
 TAIL_DB = 1.0
 """What a band's echo loses a hop once its sound has ended: 60 dB in 0.48 s, a furnished room."""
+DIRECT_DB = 10.0
+"""By which reverberation may exceed the sound itself where a gain is learned: TAIL_DB is a guess, and in a dry room, or
+with a phone at the ear, hardly anything is left of a sound that has ended."""
 NOISE_MARGIN_DB = 5.0
 """What of a column counts as sound stands above the noise, which is followed at its lowest, by more than this."""
 NARROWEST_DB, WIDEST_DB = 3.0, 9.0
@@ -265,8 +268,10 @@ class EchoGuard:
         (a headset is plugged in), the median falls to the noise within MEMORY, and nothing is explained any more.
         """
         rows = self._far.rows(self._numbers - delay_hops)
-        sounding = (self._far.levels[rows] > SPAN_DB) & (rows > 0)[:, None]  # row 0 stands for all that is forgotten
-        ratios = np.sort(np.where(sounding, self._columns - self._far.tails[rows], FOREIGN_DB), axis=0)
+        levels, tails = self._far.levels[rows], self._far.tails[rows]
+        sounding = (levels > SPAN_DB) & (rows > 0)[:, None]  # row 0 stands for all that is forgotten
+        sounding &= levels > tails - AUDIBLE_DB - DIRECT_DB
+        ratios = np.sort(np.where(sounding, self._columns - tails, FOREIGN_DB), axis=0)
         count, bands = sounding.sum(axis=0), np.arange(NUM_BANDS)
         low, middle = ratios[count // 5, bands], ratios[count // 2, bands]
         known = count >= MIN_COLUMNS

@@ -71,6 +71,15 @@ def test_a_clipping_loudspeaker_in_a_reverberant_room_whose_volume_changes(seed:
     assert (found[mask] < 0.5).mean() < 0.05
 
 
+def test_a_dry_echo_is_as_loud_where_soft_sounds_follow_loud_ones() -> None:
+    """No room goes on there: soft sounds must not count as the faint reverberation of the loud ones."""
+    loudness = np.where(np.arange(FAR.size) % 6400 < 1600, 5000, 200)
+    sent, guard = loudness * np.random.default_rng(0).standard_normal(FAR.size), EchoGuard(SAMPLE_RATE)
+    found = heard(delayed(sent * 10 ** (-12 / 20), 0.1), sent, guard, SAMPLE_RATE)
+    assert guard.gain_db == pytest.approx(-12, abs=1.5)
+    assert found[settled(found.size)].min() > 0.9
+
+
 def test_a_microphone_that_begins_in_the_midst_of_a_reply() -> None:
     guard, far = EchoGuard(FAR_RATE), int16(clip("agent", FAR_RATE))
     echo = int16(delayed(echo_of(FAR, -12, room()), 0.2) + noise(SECONDS))
