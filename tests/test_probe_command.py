@@ -322,6 +322,37 @@ def test_a_rehearsal_tells_how_long_the_reply_is() -> None:
     assert reply_seconds(recording((103.0, 105.0))) is None, "nothing after the user's last sound"
 
 
+@pytest.mark.parametrize("later", [False, True])
+async def test_judging_takes_nothing_from_an_agent_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    """Not before all calls are over, unless more are kept than there may be."""
+    told, agent = list[str](), Target("http://127.0.0.1:9", "offer", None)
+
+    async def call(target: Target, scenario: Scenario, trial: int, seed: int, **_: object) -> Recording:
+        return replace(recording((103.0, 105.0)), trial=trial)
+
+    monkeypatch.setattr(run, "call", call)
+    monkeypatch.setattr(run, "STAGGER_SECONDS", 0.0)
+    monkeypatch.setattr(run, "MOST_KEPT", 3)
+    judges = Judges(1)
+    try:
+        probing = Run(agent, judges, later=later)
+        for trial in range(3):
+            await probing.attempt(OVER, trial, 1, told.append)
+        if later:
+            await judges.run(abs, -1)  # whatever was given to the process before is done
+            assert told == [run.CALLED] * 3
+        await probing.attempt(OVER, 3, 1, told.append)
+        assert run.JUDGED in told or not later, "one is judged before a fourth is kept"
+        await probing.settle()
+    finally:
+        judges.close()
+    assert sorted(told) == [run.CALLED] * 4 + [run.JUDGED] * 4
+    assert sorted(outcome.trial for outcome in probing.outcomes) == [0, 1, 2, 3]
+    assert not any(outcome.failure for outcome in probing.outcomes)
+
+
 @pytest.mark.parametrize(
     ("expected", "words"),
     [

@@ -215,16 +215,26 @@ class Ended:
 async def run(args: argparse.Namespace, wanted: Asked, progress: Progress) -> Ended:
     """Trials or a load. A signal ends it early; whatever was judged until then is there."""
     from agent.leftovers import Leftovers
+    from agent.probe.books import server_pid
     from agent.probe.call import Target
     from agent.probe.judging import Judges, JudgingError
     from agent.probe.run import Lateness, ProbeError, Run
 
     late, began_at = Lateness(), time.monotonic()
     watching = asyncio.create_task(late.watch())
-    target, judges = Target(args.url, args.protocol, wanted.token), Judges()
-    leftovers = Leftovers()  # while much is collected, nothing that the user says is sent
-    probing = Run(target, judges, network=wanted.network, reference=wanted.reference, ended=leftovers.free_soon)
     loading = _loading(args, wanted)
+    # A load lasts for as long as one wants: what it records is not kept to its end.
+    later = loading is None and server_pid(args.url) is not None
+    target, judges = Target(args.url, args.protocol, wanted.token), Judges(os.cpu_count() if later else None)
+    leftovers = Leftovers()  # while much is collected, nothing that the user says is sent
+    probing = Run(
+        target,
+        judges,
+        network=wanted.network,
+        reference=wanted.reference,
+        ended=leftovers.free_soon,
+        later=later,
+    )
     interrupted, error = False, None
     try:
         interrupted = await until_signal(_work(args, wanted, probing, loading, progress))
@@ -271,13 +281,14 @@ async def _work(
     args: argparse.Namespace, wanted: Asked, probing: Run, loading: Loading | None, progress: Progress
 ) -> None:
     from agent.probe.load import cycle, soak
-    from agent.probe.run import Plan, probe
+    from agent.probe.run import CALLED, JUDGED, Plan, probe
 
     if loading is None:
         plan = Plan(wanted.scenarios, args.trials or TRIALS, args.parallel, args.seed)
         rehearsing = progress.add_task("rehearsals", total=None) if plan.rehearsed else None
-        bar = progress.add_task("trials", total=plan.trials * len(wanted.scenarios))
-        await probe(probing, plan, partial(_advance, progress, bar, rehearsing))
+        total = plan.trials * len(wanted.scenarios)
+        bars = {word: progress.add_task(f"trials {word}", total=total) for word in (CALLED, JUDGED)}
+        await probe(probing, plan, partial(_advance, progress, bars, rehearsing))
         return
     load = _load_wanted(args)
     if load.cycles:
@@ -292,10 +303,10 @@ async def _work(
             ticking.cancel()
 
 
-def _advance(progress: Progress, bar: TaskID, rehearsing: TaskID | None, _: str) -> None:
+def _advance(progress: Progress, bars: dict[str, TaskID], rehearsing: TaskID | None, word: str) -> None:
     if rehearsing is not None:
         progress.update(rehearsing, visible=False)
-    progress.advance(bar)
+    progress.advance(bars[word])
 
 
 async def _tick(progress: Progress, bar: TaskID, loading: Loading) -> None:

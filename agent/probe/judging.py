@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -126,6 +127,11 @@ def audible_at(recording: Recording) -> list[tuple[float, float]]:
 
 
 # ---- an outcome ---------------------------------------------------------------------------------------------------
+
+
+def unpacked(packed: bytes, scenario: Scenario, reference: Pcm | None) -> Outcome:
+    """A pickled Recording as it is reported."""
+    return judged(pickle.loads(packed), scenario, reference)
 
 
 def judged(recording: Recording, scenario: Scenario, reference: Pcm | None) -> Outcome:

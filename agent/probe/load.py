@@ -23,7 +23,7 @@ from agent.probe.judging import audible_at
 from agent.probe.outcome import Outcome
 from agent.probe.recording import Recording
 from agent.probe.report import Cycles, Killed, Load
-from agent.probe.run import ProbeError, Run, Tell, at_once
+from agent.probe.run import CALLED, ProbeError, Run, Tell, at_once
 from agent.probe.scenario import Cue, Scenario, Step
 
 CONNECT = Scenario("connect", "continuity", "A call that is ended as soon as it is up.", (), (), (), 0.1, 0.3)
@@ -121,7 +121,7 @@ async def cycle(run: Run, loading: Loading, wanted: Wanted, tell: Tell) -> None:
         nonlocal failed
         recording = await run.call(CONNECT, number, wanted.seed)
         failed += recording.connected_at is None
-        tell(CONNECT.name)
+        tell(CALLED)
 
     await _connect(run, max(WARM_CYCLES, wanted.parallel), wanted)
     first = await settled(loading.books, None)

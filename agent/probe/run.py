@@ -1,21 +1,22 @@
-"""Makes calls, several at once, and has each judged while others go on. It does not know what comes of that."""
+"""Makes calls, several at once, and has each judged: while others go on, or once all are over. It does not know what
+comes of that."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from agent.probe.call import Stay, Target, call, reply_key
-from agent.probe.judging import Judges, JudgingError, judged, reply_seconds
+from agent.probe.judging import Judges, JudgingError, reply_seconds, unpacked
 from agent.probe.network import Network
 from agent.probe.outcome import Outcome
 from agent.probe.recording import Pcm, Recording
@@ -26,8 +27,9 @@ log = logging.getLogger(__name__)
 
 STAGGER_SECONDS = 0.35
 """Between the beginnings of two calls: the handshake costs more than talking, on both sides."""
-MOST_WAITING = 24
-"""Recordings that wait to be judged; then no new call is made until one is."""
+MOST_WAITING, MOST_KEPT = 24, 2_000
+"""Recordings that wait to be judged, and those that are kept for later, some 300 MB: then no new call is made until one
+is judged."""
 BUSY_TIMES, BUSY_SECONDS, LEAST_SECONDS = 10, 10.0, 0.5
 """How often a call is made again that a server has no room for, and how long that waits, as the server asks."""
 
@@ -37,8 +39,9 @@ LATE_MS = 20.0
 """What calls that this process makes at a time may be late by, in 1 of 100 cases, before their figures are its own: a
 packet."""
 
+CALLED, JUDGED = "called", "judged"
 Tell = Callable[[str], None]
-"""Told in a few words that something is done."""
+"""Told that a call is over, or that it was judged."""
 
 
 class ProbeError(Exception):
@@ -77,8 +80,10 @@ class Run:
         sounds: Callable[[str], Pcm] = sound,
         reference: Pcm | None = None,
         ended: Callable[[], None] = lambda: None,
+        later: bool = False,
     ) -> None:
-        """ended: told of every call that is over."""
+        """ended: told of every call that is over. later: nothing is judged until `settle`: an agent on this machine is
+        not to miss what judging takes."""
         self.target = target
         self.judges = judges
         self.outcomes = list[Outcome]()
@@ -91,7 +96,10 @@ class Run:
         self._next_at = 0.0
         """When the next call may begin."""
         self._judging = set[asyncio.Task[None]]()
-        self._room = asyncio.Semaphore(MOST_WAITING)
+        self._most_waiting = MOST_KEPT if later else MOST_WAITING
+        self._may_judge = asyncio.Event()
+        if not later:
+            self._may_judge.set()
 
     @property
     def turned_away(self) -> str:
@@ -142,19 +150,20 @@ class Run:
             self._ended()
 
     async def attempt(self, scenario: Scenario, trial: int, seed: int, tell: Tell, stay: Stay | None = None) -> None:
-        """One trial. Returns when the call is over; it is judged while others go on, and told of then."""
-        await self._room.acquire()
-        try:
-            recording = await self.call(scenario, trial, seed, stay)
-        except BaseException:
-            self._room.release()
-            raise
-        task = asyncio.create_task(self._judge(recording, scenario, tell))
+        """One trial. Returns when the call is over; its recording waits to be judged, which is told of, too."""
+        while len(self._judging) >= self._most_waiting:
+            self._may_judge.set()
+            await asyncio.wait(self._judging, return_when=asyncio.FIRST_COMPLETED)
+        recording = await self.call(scenario, trial, seed, stay)
+        packed = pickle.dumps(recording)  # thousands of packets, through which no collection of garbage has to go
+        task = asyncio.create_task(self._judge(packed, scenario, tell))
         self._judging.add(task)
-        task.add_done_callback(self._judged)
+        task.add_done_callback(self._judging.discard)
+        tell(CALLED)
 
     async def settle(self) -> None:
         """Returns when every recording that there is was judged."""
+        self._may_judge.set()
         while self._judging:
             await asyncio.wait(self._judging)
 
@@ -164,20 +173,17 @@ class Run:
         self._next_at = begins_at + STAGGER_SECONDS
         await asyncio.sleep(begins_at - now)
 
-    async def _judge(self, recording: Recording, scenario: Scenario, tell: Tell) -> None:
+    async def _judge(self, packed: bytes, scenario: Scenario, tell: Tell) -> None:
+        await self._may_judge.wait()
         try:
-            outcome = await self.judges.run(judged, recording, scenario, self._reference)
+            outcome = await self.judges.run(unpacked, packed, scenario, self._reference)
         except JudgingError as error:
-            outcome = unjudged(recording, str(error))
+            outcome = unjudged(pickle.loads(packed), str(error))
         except Exception as error:  # a fault of ours must not lose what an hour of calls came to
-            log.exception("trial %d of %s", recording.trial, recording.scenario)
-            outcome = unjudged(recording, f"it could not be judged: {type(error).__name__}: {error}")
+            outcome = unjudged(pickle.loads(packed), f"it could not be judged: {type(error).__name__}: {error}")
+            log.exception("trial %d of %s", outcome.trial, outcome.scenario)
         self.outcomes.append(outcome)
-        tell(outcome.scenario)
-
-    def _judged(self, task: asyncio.Task[Any]) -> None:
-        self._judging.discard(task)
-        self._room.release()
+        tell(JUDGED)
 
 
 def unjudged(recording: Recording, failure: str) -> Outcome:
