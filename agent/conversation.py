@@ -314,7 +314,7 @@ class Conversation:
 
     async def _speak_text(self, reply: Reply, texts: AsyncGenerator[str]) -> None:
         """As it is written, where the voice can; else sentence by sentence, each as soon as it is complete."""
-        if self._session.open_text:
+        if self._session.speaks_while_written:
             await self._speak_flow(reply, texts)
             return
         sentences = Sentences(max_chars=max(48, min(MAX_CHARS, self._session.max_text_chars)))

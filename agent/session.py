@@ -392,6 +392,11 @@ class Session:
         return True
 
     @property
+    def speaks_while_written(self) -> bool:
+        """Whether replies are best opened: like a recording, speech waits for as much text as that has frames."""
+        return self.open_text and not self.manner.voice
+
+    @property
     def open_text(self) -> bool:
         """Whether the voice can say a text while that is being written."""
         return self._engine.spec.open_text

@@ -18,8 +18,8 @@ from typing import Protocol
 
 from engine.byte_cache import ByteCache
 from engine.checks import RequestError, shown
-from engine.cloning import BYTES_A_CODE, Attempt, CloneFailed, GivenUp
-from engine.core import ErrorCode, ModelSpec, Reference
+from engine.cloning import Attempt, CloneFailed, GivenUp, num_bytes
+from engine.core import ErrorCode, Mode, ModelSpec, Reference
 from engine.reference import check_cloning
 from engine.voice_folder import NamedVoice, VoiceFolder
 
@@ -126,8 +126,9 @@ class Voices:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that are files."""
-        return self._named.names if self._named is not None else ()
+        """Those that are files, where the engine's voice can speak like them."""
+        speaks = self._named is not None and Mode.CLONE in self._engine.spec.modes
+        return self._named.names if self._named is not None and speaks else ()
 
     def find(self, voice: str) -> Reference:
         """The voice of that id or name. Raises RequestError where there is none, or where the engine cannot clone."""
@@ -176,7 +177,7 @@ class Voices:
 
     def _keep(self, reference: Reference) -> Made:
         made = Made(PREFIX + secrets.token_urlsafe(16), len(reference.frames) * self._engine.spec.frame_seconds)
-        self._made.put(made.id, reference, sum(map(len, reference.frames)) * BYTES_A_CODE)
+        self._made.put(made.id, reference, num_bytes(reference))
         return made
 
     def forget(self, voice: str) -> bool:

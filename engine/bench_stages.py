@@ -7,7 +7,7 @@ read faster than that; a model of gigabytes does not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -25,7 +25,7 @@ from engine.core import SPEAKING, Limits, ModelSpec, Stage, Step
 from engine.executor import Executor, load
 from engine.kv_cache import PagedKV
 from engine.messages import RuntimeConfig
-from engine.models.breeze_tts_2 import Breeze
+from engine.models import Model
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 PROMPTS = (32, 128)
@@ -84,7 +84,7 @@ class Sizes:
     weights: Mapping[Stage, int]
     """Read in each step, whatever its batch."""
     token: int
-    """Of the text encoder's table: one row."""
+    """Of the table of text: one row."""
     frame: int
     """Of the audio tables: what one frame's codes look up."""
     position: int
@@ -93,25 +93,24 @@ class Sizes:
     """The codec's memory of one stream, read and written."""
 
     @classmethod
-    def of(cls, model: Breeze, kv: PagedKV) -> Sizes:
-        """The depth decoder's layers are read once for each codebook but the first: its 15 passes follow each other,
+    def of(cls, model: Model, kv: PagedKV) -> Sizes:
+        """The depth decoder's layers are read once for each codebook but the first: its passes follow each other,
         the first of which has two positions. Its other parts, heads among them, are read once."""
-        config, depth, codec = model.config, model.depth_decoder, model.codec
-        layers, passes = parameter_bytes(depth.model.layers), config.depth.num_codebooks - 1
-        rest = parameter_bytes(depth) - layers - parameter_bytes(depth.model.embed_tokens)
-        text, backbone = model.text_encoder, parameter_bytes(model.backbone_model)
+        parts, books = model.parts, model.spec.num_codebooks
+        tables = (parts.tokens, *parts.codes)
+        layers, backbone = parameter_bytes(parts.depth_layers), parameter_bytes(*parts.backbone, but=tables)
+        codec = parts.codec
         weights = {
-            Stage.TEXT: parameter_bytes(text, model.text_encoder_proj) - parameter_bytes(text.embed_tokens),
-            Stage.PREFILL: backbone + parameter_bytes(model.lm_head),
-            Stage.DECODE: backbone + parameter_bytes(model.lm_head),
-            Stage.DEPTH: passes * layers + rest,
-            Stage.CODEC: parameter_bytes(codec) - parameter_bytes(codec.quantizer),
+            Stage.TEXT: parameter_bytes(*parts.text, but=tables),
+            Stage.PREFILL: backbone,
+            Stage.DECODE: backbone,
+            Stage.DEPTH: (books - 2) * layers + parameter_bytes(parts.depth, but=tables),
+            Stage.CODEC: parameter_bytes(codec, but=(codec.quantizer,)),
         }
-        table, tokens = depth.model.embed_tokens.weight, text.embed_tokens.weight
         return cls(
             weights,
-            token=tokens[0].nbytes,
-            frame=config.depth.num_codebooks * table[0].nbytes,
+            token=row_bytes(parts.tokens),
+            frame=books * row_bytes(parts.codes[0]),
             position=2 * kv.keys[:, 0, 0].nbytes,
             stream=2 * 4 * codec.memory,
         )
@@ -131,9 +130,16 @@ class Sizes:
         return weights + self.stream * len(rows)
 
 
-def parameter_bytes(*modules: nn.Module) -> int:
-    """Of all their parameters."""
-    return sum(parameter.nbytes for module in modules for parameter in module.parameters())
+def parameter_bytes(*modules: nn.Module, but: Iterable[nn.Module] = ()) -> int:
+    """Of all their parameters, but for those of some."""
+    left_out = {parameter for module in but for parameter in module.parameters()}
+    mine = {parameter for module in modules for parameter in module.parameters()} - left_out
+    return sum(parameter.nbytes for parameter in mine)
+
+
+def row_bytes(table: nn.Module) -> int:
+    """Of one of a table's rows."""
+    return next(table.parameters())[0].nbytes
 
 
 def bandwidth(device: torch.device, clock: Clock, size: int = COPY_BYTES) -> float:
@@ -188,19 +194,12 @@ def row(stage: Stage, batch: int, length: int, seconds: Sequence[float], moved: 
     return Row(stage, batch, length, len(seconds), p50, p95, round(floor, 4), round(p50 / floor, 2))
 
 
-def loaded(config: RuntimeConfig, console: Console) -> tuple[Breeze, Executor, Limits]:
-    """The voice, its graphs captured. Raises ValueError for one whose parts are not known."""
-    with console.status("loading the voice"):
-        model, executor, limits = load(config)
-        if not isinstance(model, Breeze):
-            raise ValueError(f"expected a voice of Breeze TTS 2's parts, got {type(model).__name__}: give another one")
-    return model, executor, limits
-
-
 def run(config: RuntimeConfig, batches: Sequence[int] | None, runs: int, console: Console) -> StageTimes:
     """A row for each shape, printed at the end; None are those of BATCHES that the engine has slots for. Raises
     ValueError for larger ones, and what engine.executor.load raises."""
-    clock, (model, executor, limits) = MonotonicClock(), loaded(config, console)
+    clock = MonotonicClock()
+    with console.status("loading the voice"):
+        model, executor, limits = load(config)
     most = min(limits.num_slots, *(limits.max_batch[stage] for stage in SPEAKING))
     chosen, speed = fitting("--batches", batches, BATCHES, most), bandwidth(model.device, clock)
     watch = Stopwatch(executor, model.spec, limits, Sizes.of(model, executor.state.kv), clock)

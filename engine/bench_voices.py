@@ -107,7 +107,7 @@ class Ear:
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
-        result = StepResult(codes=tuple(self._places.run(step.rows)))
+        result = self._places.run(step.rows)
         devices.synchronise(self._device)
         return result
 

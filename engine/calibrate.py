@@ -141,7 +141,7 @@ def _listened(executor: Runs, step: Step, clock: Clock, rounds: int) -> Generato
 def heard(spec: ModelSpec, batch: int, frames: int) -> Step:
     """The first frames of so many recordings, of silence: what they say costs nothing."""
     samples = np.zeros(frames * spec.samples_per_frame, np.float32)
-    rows = (Row(-1 - i, (1 + i,), 0, frames, final=True, samples=samples) for i in range(batch))
+    rows = (Row(-1 - i, (1 + i,), 0, frames, final=True, samples=samples, recording=samples) for i in range(batch))
     return Step(Stage.ENCODE, tuple(rows))
 
 

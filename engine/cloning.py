@@ -21,7 +21,7 @@ from engine.reference import FIELD, SAMPLE_RATE, TRANSCRIPT, check_cloning, chec
 
 CACHE_BYTES = 64 * 2**20
 """Of what files became: half a minute takes 240 kB."""
-BYTES_A_CODE = 40
+BYTES_A_NUMBER = 40
 """A place in a tuple, a number of its own, and a share of the frame's tuple (CPython of 64 bits)."""
 PATIENCE = 60.0
 """Seconds after which a recording that has not become codes is given up: in the engine everybody who is to hear
@@ -95,6 +95,7 @@ class Heard:
     """What a file became."""
 
     frames: Frames
+    vector: tuple[float, ...]
     seconds: float
     """Of speech in it."""
 
@@ -124,7 +125,7 @@ class Cloning:
         check_transcript(text)
         heard = self._heard(data, attempt or Attempt())
         check_transcript(text, heard.seconds)
-        return Reference(text.strip(), heard.frames)
+        return Reference(text.strip(), heard.frames, heard.vector)
 
     def _heard(self, data: bytes, attempt: Attempt) -> Heard:
         key = sha256(data).digest()
@@ -133,23 +134,24 @@ class Cloning:
         if heard is not None:
             return heard
         samples = decode_apart(data, attempt.doing)
-        heard = Heard(self._encoded(samples, attempt), samples.size / SAMPLE_RATE)
+        encoded = self._encoded(samples, attempt)
+        heard = Heard(tuple(map(tuple, encoded.codes.tolist())), encoded.vector, samples.size / SAMPLE_RATE)
         with self._lock:
-            self._cache.put(key, heard, sum(map(len, heard.frames)) * BYTES_A_CODE)
+            self._cache.put(key, heard, num_bytes(heard))
         return heard
 
-    def _encoded(self, samples: Samples, attempt: Attempt) -> Frames:
+    def _encoded(self, samples: Samples, attempt: Attempt) -> Encoded:
         outputs = SimpleQueue[Output]()
         request_id = self._engine.encode(samples, outputs.put)
-        frames: Frames = ()
+        encoded: Encoded | None = None
         with attempt.doing(lambda: self._engine.cancel(request_id)):
             while not isinstance(output := self._next(outputs, request_id), End):
                 if isinstance(output, Encoded):
-                    frames = tuple(map(tuple, output.codes.tolist()))
+                    encoded = output
             if isinstance(output, Failed):
                 raise failure(output)
-        assert frames, f"a recording that is encoded to its end has frames, got {output}"
-        return frames
+        assert encoded is not None, f"a recording that is encoded to its end became something, got {output}"
+        return encoded
 
     def _next(self, outputs: SimpleQueue[Output], request_id: int) -> Output:
         """What the engine says next; where it says nothing for too long, it need not any more."""
@@ -159,6 +161,11 @@ class Cloning:
             self._engine.cancel(request_id)
             why = f"the recording waited {PATIENCE:g} s for its turn, behind who is spoken to: send it again later"
             return Failed(request_id, 0, ErrorCode.BUSY, why, RETRY_AFTER)
+
+
+def num_bytes(made: Reference | Heard) -> int:
+    """That it takes in memory."""
+    return (sum(map(len, made.frames)) + len(made.vector)) * BYTES_A_NUMBER
 
 
 def failure(failed: Failed) -> Exception:

@@ -302,7 +302,9 @@ class ModelSpec:
     guided: bool = False
     """Whether an instruction may take a second backbone sequence (classifier-free guidance)."""
     encodes: bool = False
-    """Whether a recording can be turned into codes: its codec's encoder is there."""
+    """Whether a recording can be turned into a Reference: its encoders are there, and fit."""
+    vector_width: int = 0
+    """Numbers of the speaker's vector that a Reference must have; 0: the voice reads none."""
     open_text: bool = False
     """Whether a request may be opened before its text is complete: it speaks while the text is being written."""
 
@@ -375,6 +377,8 @@ class Row:
     """TEXT only: what has come of the text of one that has begun."""
     samples: Samples | None = field(default=None, compare=False, repr=False)
     """ENCODE only: those of the frames."""
+    recording: Samples | None = field(default=None, compare=False, repr=False)
+    """ENCODE, where the recording ends: all of it."""
 
 
 DOUBLED = frozenset({Stage.PREFILL, Stage.DECODE, Stage.DEPTH})
@@ -417,6 +421,8 @@ class StepResult:
     """CODEC."""
     codes: tuple[Codes, ...] = ()
     """CODEC: the frames that the audio was made from. ENCODE: those that the samples became."""
+    vectors: tuple[tuple[float, ...], ...] = ()
+    """ENCODE, for a voice that reads them: who speaks in the recordings that end here, nothing of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,6 +555,8 @@ class Encoded:
 
     request_id: int
     codes: Codes
+    vector: tuple[float, ...] = ()
+    """Who speaks in it, for a voice that reads that; see Reference."""
     epoch: int = 0
 
 

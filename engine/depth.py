@@ -129,9 +129,14 @@ class FrameDecoder(Prepared[Tables]):
         self.inv_freq: Tensor
         self.register_buffer("inv_freq", frequencies(config.rope, config.head_dim), persistent=False)
 
+    @property
+    def projection(self) -> nn.Linear | None:
+        """From the backbone's width to that of the layers; None where the two are one."""
+        raise NotImplementedError
+
     def project(self, x: Tensor) -> Tensor:
         """What the layers receive for backbone states and embeddings: [N, backbone_hidden] -> [N, hidden]."""
-        raise NotImplementedError
+        return x if self.projection is None else self.projection(x)
 
     def embedded(self, codes: Tensor) -> Tensor:
         """codes [N, K - 1], all but the last -> their embeddings, each codebook's own, [N, K - 1, backbone_hidden]."""
@@ -272,9 +277,9 @@ class DepthDecoder(FrameDecoder):
         embeds = F.embedding(codes + self.offsets, self.model.embed_tokens.weight)
         return embeds.sum(-2, dtype=torch.float32).to(embeds.dtype)
 
-    def project(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.model.inputs_embeds_projector(x)
-        return projected
+    @property
+    def projection(self) -> nn.Linear:
+        return self.model.inputs_embeds_projector
 
     def embedded(self, codes: Tensor) -> Tensor:
         embeds: Tensor = self.model.embed_tokens(codes + self.offsets[:-1])

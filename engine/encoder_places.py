@@ -1,6 +1,7 @@
 """Runs pieces of recordings through the codec's encoder: several at once where they stand at the same frame.
 
-It keeps what each recording's past is, by its place, until the next one begins there. It does not know who plans.
+It keeps what each recording's past is, by its place, until the next one begins there. A speaker encoder hears the whole
+recording when it ends. It does not know who plans.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import numpy as np
 import torch
 
 from engine.codec_encoder import CodecEncoder, EncoderState
-from engine.core import Codes, Row, Samples
+from engine.core import Codes, Row, Samples, StepResult
+from engine.speaker import SpeakerEncoder
 
 MAX_RECORDINGS = 16
 """Whose past is kept at once: half a minute of the published encoder's is 25 MB, by its dimensions (keys and values of
@@ -23,10 +25,10 @@ wide, in float32)."""
 
 
 class EncoderPlaces:
-    """The encoder, and its memory of every recording that has begun."""
+    """The encoders, and their memory of every recording that has begun."""
 
-    def __init__(self, encoder: CodecEncoder, device: torch.device) -> None:
-        self._encoder, self._device = encoder, device
+    def __init__(self, encoder: CodecEncoder, device: torch.device, speaker: SpeakerEncoder | None = None) -> None:
+        self._encoder, self._speaker, self._device = encoder, speaker, device
         self._states: dict[int, EncoderState] = {}
 
     @property
@@ -34,12 +36,23 @@ class EncoderPlaces:
         """Recordings that have begun, and may go on."""
         return len(self._states)
 
-    def run(self, rows: Sequence[Row]) -> list[Codes]:
-        """The codes of each row's samples. A row with start 0 begins anew in its place."""
+    def run(self, rows: Sequence[Row]) -> StepResult:
+        """The codes of each row's samples, and who speaks in those that end. A row with start 0 begins anew in its
+        place."""
         codes: dict[int, Codes] = {}
         for part in parts(rows):
             codes |= dict(self._together(part))
-        return [codes[row.request_id] for row in rows]
+        vectors = () if self._speaker is None else tuple(self._vector(self._speaker, row) for row in rows)
+        return StepResult(codes=tuple(codes[row.request_id] for row in rows), vectors=vectors)
+
+    def _vector(self, speaker: SpeakerEncoder, row: Row) -> tuple[float, ...]:
+        """With the row that ends a recording; what is shorter than the encoder can hear goes on as silence."""
+        if not row.final:
+            return ()
+        assert row.recording is not None, f"the row that ends a recording carries all of it, got {row}"
+        padded = np.pad(row.recording, (0, max(0, speaker.config.least_samples - row.recording.size)))
+        numbers: list[float] = speaker.hear(torch.from_numpy(padded).to(self._device)).tolist()
+        return tuple(numbers)
 
     def _together(self, rows: Sequence[Row]) -> Iterator[tuple[int, Codes]]:
         state = EncoderState.joined([self._state(row) for row in rows])

@@ -61,16 +61,18 @@ class Encoding(Stream):
         """Its next frames, and their samples."""
         size, last = self.samples_per_frame, self.encoded + count
         samples = self.samples[self.encoded * size : last * size]
-        return Row(self.request_id, self.slots, self.encoded, count, last == self.num_frames, samples=samples)
+        final = last == self.num_frames
+        whole = self.samples if final else None
+        return Row(self.request_id, self.slots, self.encoded, count, final, samples=samples, recording=whole)
 
-    def take(self, row: Row, codes: Codes) -> Encoded | None:
-        """What a step made of the row; all of it, with the last."""
+    def take(self, row: Row, codes: Codes, vector: tuple[float, ...]) -> Encoded | None:
+        """What a step made of the row; all of it, with the last, whose vector is that of the whole."""
         self.encoded += row.count
         self.parts.append(codes)
         if not row.final:
             return None
         self.reason = FinishReason.END
-        return Encoded(self.request_id, np.concatenate(self.parts))
+        return Encoded(self.request_id, np.concatenate(self.parts), vector)
 
 
 class Encodings:

@@ -89,7 +89,9 @@ class Executor:
             Stage.CODEC: self._codec,
             Stage.ENCODE: self._listen,
         }
-        self._places = EncoderPlaces(model.encoder, model.device) if model.encoder is not None else None
+        self._places: EncoderPlaces | None = None
+        if model.encoder is not None:
+            self._places = EncoderPlaces(model.encoder, model.device, model.speaker_encoder)
 
     @property
     def state(self) -> State:
@@ -306,7 +308,7 @@ class Executor:
 
     def _listen(self, rows: tuple[Row, ...]) -> StepResult:
         assert self._places is not None, f"{self.model.spec.name} has no encoder"
-        return StepResult(codes=tuple(self._places.run(rows)))
+        return self._places.run(rows)
 
 
 def blank(fields: Sequence[tuple[int, ...]]) -> list[NDArray[np.int64]]:

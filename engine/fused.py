@@ -36,7 +36,7 @@ from triton.language.extra.cuda import (  # type: ignore[import-not-found,import
 )
 
 from engine.backbone import Backbone
-from engine.depth import DepthDecoder
+from engine.depth import FrameDecoder
 from engine.kv_cache import PagedKV
 from engine.norm import RMSNorm
 from engine.rotary import cos_sin
@@ -46,7 +46,7 @@ from engine.transformer import LayerWeights
 
 MIN_ROWS, MAX_ROWS = 8, 64
 """Rows of a block: what the tensor cores take at least, and what fits beside a tile of weights at most."""
-MAX_TILE = 128
+MIN_TILE, MAX_TILE = 16, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,8 @@ class Launch:
     """Each fetches weights into the L2 cache before it waits."""
 
 
+Norms = tuple[Tensor, Tensor] | None
+"""The weights [head_dim] by which a layer norms queries and keys, if it does."""
 PLAIN = Launch(False, False)
 """For devices before Hopper, and Triton's interpreter."""
 
@@ -341,23 +343,37 @@ def _add_kernel(
 
 
 @triton.jit
-def _turn(at, cos, sin, HALF: tl.constexpr, mask):
-    """The two halves of channels at `at`, turned, in float32 but rounded as if stored."""
-    low, high = tl.load(at, mask=mask, other=0.0), tl.load(at + HALF, mask=mask, other=0.0)
+def _turn(low, high, cos, sin):
+    """Two halves of channels, turned; computed in float32, rounded once."""
     kind = low.dtype
     low, high = low.to(tl.float32), high.to(tl.float32)
-    turned = (low * cos - high * sin).to(kind).to(tl.float32)
-    return turned, (high * cos + low * sin).to(kind).to(tl.float32)
+    return (low * cos - high * sin).to(kind), (high * cos + low * sin).to(kind)
+
+
+@triton.jit
+def _norm_and_turn(low, high, low_weight, high_weight, cos, sin, eps, HALF: tl.constexpr, ONCE: tl.constexpr):
+    """Two halves [n, HALF_2] of channels, normed, then turned; rounded each time, or with ONCE as Gemma's norm is."""
+    kind = low.dtype
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    factor = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
+    low, high = low * factor, high * factor
+    if not ONCE:
+        low, high = low.to(kind).to(tl.float32), high.to(kind).to(tl.float32)
+    return _turn((low * low_weight).to(kind), (high * high_weight).to(kind), cos, sin)
 
 
 @triton.jit(do_not_specialize=["first", "num_rows"])
 def _mix_kernel(
     qkv,
+    q_norm,
+    k_norm,
     turns,
     mixed,
     num_rows,
     first,
     scale,
+    eps,
+    NORMED: tl.constexpr,
     HEADS: tl.constexpr,
     KV: tl.constexpr,
     HALF: tl.constexpr,
@@ -378,16 +394,30 @@ def _mix_kernel(
     there = turns + p[:, None] * D + d[None, :]
     cos = tl.load(there, mask=seen, other=0.0).to(tl.float32)
     sin = tl.load(there + HALF, mask=seen, other=0.0).to(tl.float32)
-    own_cos = tl.load(turns + position * D + d, mask=inside, other=0.0).to(tl.float32)
-    own_sin = tl.load(turns + position * D + HALF + d, mask=inside, other=0.0).to(tl.float32)
-    own = qkv + (tl.where(position < 2, 1 - position, position) * num_rows + row) * WIDTH + head * D + d
+    asked = inside[None, :]
+    own_there = turns + position * D + d[None, :]
+    own_cos = tl.load(own_there, mask=asked, other=0.0).to(tl.float32)
+    own_sin = tl.load(own_there + HALF, mask=asked, other=0.0).to(tl.float32)
+    own = qkv + (tl.where(position < 2, 1 - position, position) * num_rows + row) * WIDTH + head * D + d[None, :]
     keys = qkv + (place[:, None] * num_rows + row) * WIDTH + (HEADS + head // (HEADS // KV)) * D + d[None, :]
+    if NORMED:
+        q_low_norm = tl.load(q_norm + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+        q_high_norm = tl.load(q_norm + HALF + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+        k_low_norm = tl.load(k_norm + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+        k_high_norm = tl.load(k_norm + HALF + d, mask=inside, other=0.0).to(tl.float32)[None, :]
     _await(OVERLAP)
     v_low = tl.load(keys + KV * D, mask=seen, other=0.0)
     v_high = tl.load(keys + KV * D + HALF, mask=seen, other=0.0)
-    q_low, q_high = _turn(own, own_cos, own_sin, HALF, inside)
-    k_low, k_high = _turn(keys, cos, sin, HALF, seen)
-    scores = tl.sum(q_low[None, :] * k_low + q_high[None, :] * k_high, 1) * scale
+    q_low, q_high = tl.load(own, mask=asked, other=0.0), tl.load(own + HALF, mask=asked, other=0.0)
+    k_low, k_high = tl.load(keys, mask=seen, other=0.0), tl.load(keys + HALF, mask=seen, other=0.0)
+    if NORMED:
+        q_low, q_high = _norm_and_turn(q_low, q_high, q_low_norm, q_high_norm, own_cos, own_sin, eps, HALF, False)
+        k_low, k_high = _norm_and_turn(k_low, k_high, k_low_norm, k_high_norm, cos, sin, eps, HALF, False)
+    else:
+        q_low, q_high = _turn(q_low, q_high, own_cos, own_sin)
+        k_low, k_high = _turn(k_low, k_high, cos, sin)
+    products = q_low.to(tl.float32) * k_low.to(tl.float32) + q_high.to(tl.float32) * k_high.to(tl.float32)
+    scores = tl.sum(products, 1) * scale
     scores = tl.where(p <= position, scores, float("-inf"))
     weights = tl.exp(scores - tl.max(scores, 0))
     weights = weights / tl.sum(weights, 0)
@@ -699,19 +729,6 @@ def _finish_kernel(x, norm, out, eps, H: tl.constexpr, H_2: tl.constexpr, OVERLA
 
 
 @triton.jit
-def _norm_and_turn(low, high, low_weight, high_weight, cos, sin, eps, HALF: tl.constexpr, ONCE: tl.constexpr):
-    """Two halves [n, HALF_2] of channels, normed, then turned; rounded each time, or with ONCE as Gemma's norm is."""
-    kind = low.dtype
-    low, high = low.to(tl.float32), high.to(tl.float32)
-    factor = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
-    low, high = low * factor, high * factor
-    if not ONCE:
-        low, high = low.to(kind).to(tl.float32), high.to(kind).to(tl.float32)
-    low, high = (low * low_weight).to(kind).to(tl.float32), (high * high_weight).to(kind).to(tl.float32)
-    return (low * cos - high * sin).to(kind), (high * cos + low * sin).to(kind)
-
-
-@triton.jit
 def _whole(low, high):
     """Two halves [n, HALF] -> [n, 2 * HALF]."""
     joined = tl.permute(tl.join(low, high), (0, 2, 1))
@@ -992,10 +1009,10 @@ def tile_width(width: int, most: int = MAX_TILE) -> int:
 
 
 def fitted(tiles: Tiles, outputs: int, inputs: int) -> Tiles:
-    """The same tiles where they divide the matrix, else the nearest below that do; inputs in multiples of 16."""
-    splits = next(n for n in range(tiles.splits, 0, -1) if inputs % (16 * n) == 0)
+    """The same tiles where they divide the matrix, else the nearest below that do; inputs in multiples of MIN_TILE."""
+    splits = next(n for n in range(tiles.splits, 0, -1) if inputs % (MIN_TILE * n) == 0)
     span = inputs // splits
-    parts = tiles.parts if span % (tiles.parts * 16) == 0 else 1
+    parts = tiles.parts if span % (tiles.parts * MIN_TILE) == 0 else 1
     columns, depth = tile_width(outputs, tiles.columns), tile_width(span // parts, tiles.depth)
     return replace(tiles, columns=columns, depth=depth, parts=parts, splits=splits, ahead=min(tiles.ahead, span))
 
@@ -1003,6 +1020,13 @@ def fitted(tiles: Tiles, outputs: int, inputs: int) -> Tiles:
 def options(launch: Launch, warps: int = 4, stages: int = 1) -> dict[str, int | bool]:
     """Keyword arguments of a launch. The first kernel of a step waits for all before it: it has no `overlap`."""
     return {"num_warps": warps, "num_stages": stages} | ({"launch_pdl": True} if launch.overlap else {})
+
+
+def check_widths(*matrices: Tensor) -> None:
+    """Raises ValueError for widths that no tile divides."""
+    if any(width % MIN_TILE for matrix in matrices for width in matrix.shape):
+        shapes = ", ".join(str(list(matrix.shape)) for matrix in matrices)
+        raise ValueError(f"expected widths in multiples of {MIN_TILE}, got matrices {shapes}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -1019,9 +1043,10 @@ class LayerRows:
 
     @classmethod
     def of(cls, weights: LayerWeights) -> LayerRows:
-        qkv, o, gate_up, down = (
-            matrix.t().contiguous() for matrix in (weights.qkv, weights.o, weights.gate_up, weights.down)
-        )
+        """Raises ValueError, see check_widths."""
+        matrices = weights.qkv, weights.o, weights.gate_up, weights.down
+        check_widths(*matrices)
+        qkv, o, gate_up, down = (matrix.t().contiguous() for matrix in matrices)
         return cls(weights.eps, weights.norm, qkv, o, weights.mlp_norm, gate_up, down)
 
 
@@ -1168,7 +1193,7 @@ def gate(
 def add(
     a: Tensor,
     weight: Tensor,
-    residual: Stream | None,
+    residual: Tensor | None,
     norm: Tensor,
     out: Stream,
     rows: int,
@@ -1182,7 +1207,7 @@ def add(
     """
     tile = weight.shape[0] // out.squares.shape[0]
     assert tile == tile_width(tile), f"the stream's tiles must be a power of two wide, got {tile}"
-    before, tiles = (out if residual is None else residual).x, replace(tiles, columns=tile)
+    before, tiles = out.x if residual is None else residual, replace(tiles, columns=tile)
     _add(a, weight, before, norm, out, rows, scratch, tiles, launch, residual is not None, True)
 
 
@@ -1305,9 +1330,9 @@ class Stack:
         plan, launch, scratch = self.plan, self.launch, self.scratch
         project(self.stream, layer.qkv, qkv, rows, layer.eps, plan.qkv, launch)
         mix(qkv, self.mixed)
-        add(self.mixed, layer.o, self.stream, layer.mlp_norm, self.middle, rows, scratch, plan.o, launch)
+        add(self.mixed, layer.o, self.stream.x, layer.mlp_norm, self.middle, rows, scratch, plan.o, launch)
         gate(self.middle, layer.gate_up, self.act, rows, layer.eps, plan.gate, launch)
-        add(self.act, layer.down, self.middle, norm, self.stream, rows, scratch, plan.down, launch)
+        add(self.act, layer.down, self.middle.x, norm, self.stream, rows, scratch, plan.down, launch)
 
 
 def next_norms(layers: Sequence[LayerRows], last: Tensor) -> list[Tensor]:
@@ -1323,8 +1348,12 @@ class DepthWeights:
     """What a frame reads, laid out for the kernels; shared by all shapes."""
 
     layers: list[LayerRows]
-    project: Tensor
-    """[hidden, backbone_hidden]"""
+    qk_norms: list[Norms]
+    """For each layer that norms queries and keys: [head_dim] of either."""
+    project: Tensor | None
+    """[hidden, backbone_hidden]; None where the two widths are one."""
+    bias: Tensor | None
+    """[hidden], that the projection adds."""
     inputs: list[Tensor]
     """For each codebook but the last: its embeddings after the projection, [V, hidden]."""
     heads: Tensor
@@ -1336,20 +1365,28 @@ class DepthWeights:
     """Query heads and key heads of a layer."""
 
     @classmethod
-    def of(cls, decoder: DepthDecoder, codebook_size: int) -> DepthWeights:
-        """From a decoder in eval mode; ids from `codebook_size` on are never drawn. Raises ValueError, see exactly."""
-        tables, config, project = decoder.prepared(), decoder.config, decoder.model.inputs_embeds_projector.weight
-        places = torch.arange(config.num_codebooks, device=project.device)
-        heads = torch.stack([head[:, :codebook_size].t() for head in tables.heads])
+    def of(cls, decoder: FrameDecoder, codebook_size: int) -> DepthWeights:
+        """From a decoder in eval mode; ids from `codebook_size` on are never drawn. Raises ValueError, see exactly
+        and check_widths."""
+        tables, config, projection = decoder.prepared(), decoder.config, decoder.projection
+        norm, heads = tables.norm, torch.stack([head[:, :codebook_size].t() for head in tables.heads])
+        places = torch.arange(config.num_codebooks, device=norm.device)
+        check_widths(heads[0], *(() if projection is None else (projection.weight,)))
         return cls(
             layers=[LayerRows.of(layer) for layer in tables.layers],
-            project=project.contiguous(),
+            qk_norms=[None if rows is None else (rows[0], rows[config.num_heads]) for rows in tables.qk_norms],
+            project=None if projection is None else projection.weight.contiguous(),
+            bias=None if projection is None else projection.bias,
             inputs=tables.inputs,
-            heads=exactly(heads, project.dtype),
-            norm=tables.norm,
-            turns=half_turns(places, decoder.inv_freq, project.dtype),
+            heads=exactly(heads, norm.dtype),
+            norm=norm,
+            turns=half_turns(places, decoder.inv_freq, norm.dtype),
             counts=(config.num_heads, config.num_kv_heads),
         )
+
+    @property
+    def backbone_hidden(self) -> int:
+        return len(self.norm) if self.project is None else self.project.shape[1]
 
 
 def half_turns(positions: Tensor, inv_freq: Tensor, dtype: torch.dtype) -> Tensor:
@@ -1366,7 +1403,7 @@ def exactly(head: Tensor, dtype: torch.dtype) -> Tensor:
     float32 ones. Raises ValueError for other heads.
     """
     rounded = head.to(dtype)
-    if not torch.equal(rounded.float(), head):
+    if not torch.equal(rounded.float(), head.float()):
         raise ValueError(f"expected a head that is {dtype} numbers, got others; run this stage unfused")
     return rounded.contiguous()
 
@@ -1379,6 +1416,8 @@ class DepthFrame:
     stack: Stack
     hidden: Tensor
     """[padded rows, backbone_hidden]"""
+    bias: Tensor | None
+    """[padded rows, hidden]: what the projection adds to each."""
     qkv: Tensor
     """[layers, codebooks * rows, (heads + 2 * kv_heads) * head_dim], position by position."""
     logits: Tensor
@@ -1386,12 +1425,13 @@ class DepthFrame:
 
     @classmethod
     def allocate(cls, weights: DepthWeights, rows: int, launch: Launch = PLAIN, plan: Plan | None = None) -> DepthFrame:
-        like, books, first = weights.project, len(weights.inputs) + 1, weights.layers[0]
+        like, books, first = weights.norm, len(weights.inputs) + 1, weights.layers[0]
         room = max(padded(2 * rows), -(-(rows + padded(rows)) // MAX_ROWS) * MAX_ROWS)
         return cls(
             weights,
             Stack.allocate(rows, room, first, plan or depth_plan(rows), launch),
-            hidden=like.new_zeros(padded(rows), like.shape[1]),
+            hidden=like.new_zeros(padded(rows), weights.backbone_hidden),
+            bias=None if weights.bias is None else weights.bias.repeat(padded(rows), 1),
             qkv=like.new_zeros(len(weights.layers), books * rows, first.qkv.shape[0]),
             logits=torch.zeros(rows, weights.heads.shape[1], device=like.device),
         )
@@ -1430,17 +1470,22 @@ class DepthFrame:
             **options(PLAIN),  # it waits for all before it, so that the step's inputs are there for the others
         )
         tail = Stream(stream.x[rows:], stream.scaled[rows:], stream.squares[:, rows:])
-        add(self.hidden, weights.project, None, norm, tail, rows, stack.scratch, stack.plan.enter, stack.launch)
+        if weights.project is None:
+            take(self.hidden[:rows], norm, tail, stack.launch)
+            return
+        plan, launch = stack.plan, stack.launch
+        add(self.hidden, weights.project, self.bias, norm, tail, rows, stack.scratch, plan.enter, launch)
 
     def _layers(self, first: int, new: int) -> None:
         """`new` positions from `first` on through all layers."""
         weights, stack = self.weights, self.stack
         rows = stack.rows
         norms = next_norms(weights.layers, weights.norm)
-        for layer, norm, slab in zip(weights.layers, norms, self.qkv, strict=True):
+        for layer, norm, slab, qk_norms in zip(weights.layers, norms, self.qkv, weights.qk_norms, strict=True):
 
-            def mix_in(qkv: Tensor, mixed: Tensor, slab: Tensor = slab) -> None:
-                mix(slab, weights.turns, mixed, rows, first, new, weights.counts, stack.launch)
+            def mix_in(qkv: Tensor, mixed: Tensor, slab: Tensor = slab, qk_norms: Norms = qk_norms) -> None:
+                counts, eps = weights.counts, weights.layers[0].eps
+                mix(slab, weights.turns, mixed, rows, first, new, counts, stack.launch, qk_norms, eps)
 
             stack.layer(layer, norm, new * rows, slab[first * rows :], mix_in)
 
@@ -1517,21 +1562,35 @@ def choose(
 
 
 def mix(
-    slab: Tensor, turns: Tensor, mixed: Tensor, rows: int, first: int, new: int, heads: tuple[int, int], launch: Launch
+    slab: Tensor,
+    turns: Tensor,
+    mixed: Tensor,
+    rows: int,
+    first: int,
+    new: int,
+    heads: tuple[int, int],
+    launch: Launch,
+    norms: Norms = None,
+    eps: float = 0.0,
 ) -> None:
-    """Attention of `new` positions from `first` on over all so far.
+    """Attention of `new` positions from `first` on over all so far, whose queries and keys are normed by `norms`.
 
     slab [positions * rows, (heads + 2 * kv_heads) * head_dim] -> mixed [new * rows, heads * head_dim]. The first two
     positions are computed together and stand in falling order.
     """
     positions, head_dim = turns.shape
+    q_norm, k_norm = norms or (turns, turns)
     _mix_kernel[(rows, heads[0], new)](
         slab,
+        q_norm,
+        k_norm,
         turns,
         mixed,
         rows,
         first,
         head_dim**-0.5,
+        eps,
+        NORMED=norms is not None,
         HEADS=heads[0],
         KV=heads[1],
         HALF=head_dim // 2,

@@ -118,7 +118,11 @@ def backbone(model: Breeze, plain: Functions, launch: Launch) -> Functions:
 
 
 def depth(model: Breeze, plain: Functions, launch: Launch) -> Functions:
-    weights = DepthWeights.of(model.depth_decoder, model.config.codec.codebook_size)
+    return frames(DepthWeights.of(model.depth_decoder, model.config.codec.codebook_size), plain, launch)
+
+
+def frames(weights: DepthWeights, plain: Functions, launch: Launch) -> Functions:
+    """A depth decoder's frames."""
 
     @cache
     def memory(rows: int) -> DepthFrame:

@@ -1,8 +1,8 @@
 """The stages of Qwen3-TTS by fused kernels, where they fit a voice's weights. It does not know graphs or slots.
 
-Backbone and codec are those of Breeze TTS 2. Text is looked up in a table of all projections. A frame is fed back as a
-prompt of one position, since what is added up there differs. Depth decoder and code 0 run in PyTorch's own operations:
-the kernels know no norms of queries and keys in the one, and no end of speech among the control ids in the other.
+Backbone, depth decoder and codec are those of Breeze TTS 2. Text is looked up in a table of all projections. A frame is
+fed back as a prompt of one position, since what is added up there differs. Code 0 is drawn in PyTorch's own operations:
+the kernels know no end of speech among the control ids.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from engine.fused import BackboneChunk, BackboneWeights, Launch, Places
-from engine.fused_breeze import MOST_TOKENS, by_kernels
+from engine.fused import BackboneChunk, BackboneWeights, DepthWeights, Launch, Places
+from engine.fused_breeze import MOST_TOKENS, by_kernels, frames
 from engine.kv_cache import PagedKV
 from engine.models import Functions
 from engine.models.qwen3_tts import Qwen3TTS
@@ -25,7 +25,7 @@ VOCAB_PIECE = 4096
 
 def fused(model: Qwen3TTS) -> Functions:
     """Every stage whose weights the kernels take; the others in PyTorch's own operations."""
-    return by_kernels(model, text, backbone)
+    return by_kernels(model, text, backbone, depth)
 
 
 def text(model: Qwen3TTS, plain: Functions, launch: Launch) -> Functions:
@@ -66,3 +66,8 @@ def backbone(model: Qwen3TTS, plain: Functions, launch: Launch) -> Functions:
         return prefill(embeds[:, None], positions[:, None], valid[:, None], kv, slots, num_pages)[:, 0]
 
     return replace(plain, prefill=prefill, decode=decode)
+
+
+def depth(model: Qwen3TTS, plain: Functions, launch: Launch) -> Functions:
+    decoder, size = model.talker.code_predictor, model.config.codec.codebook_size
+    return frames(DepthWeights.of(decoder, size), plain, launch)

@@ -54,13 +54,25 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
 
 
-def mix(slab: Tensor, turns: Tensor, rows: int, first: int, new: int, counts: tuple[int, int]) -> Tensor:
+def mix(
+    slab: Tensor,
+    turns: Tensor,
+    rows: int,
+    first: int,
+    new: int,
+    counts: tuple[int, int],
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+) -> Tensor:
     """[new * rows, heads * head_dim], of fused.mix."""
     heads, kv = counts
     length = first + new
     order = [1, 0, *range(2, length)] if length > 1 else [0]
     qkv = slab.view(-1, rows, heads + 2 * kv, turns.shape[1])[order[:length]]
-    q, k = (halves_turned(qkv[:, :, s], turns[:length, None, None]) for s in (slice(heads), slice(heads, heads + kv)))
+    parts = [qkv[:, :, :heads], qkv[:, :, heads : heads + kv]]
+    if norms is not None:
+        parts = [rms(part, norm, eps) for part, norm in zip(parts, norms, strict=True)]
+    q, k = (halves_turned(part, turns[:length, None, None]) for part in parts)
     k, v = (part.repeat_interleave(heads // kv, 2) for part in (k, qkv[:, :, heads + kv :]))
     seen = torch.ones(length, length, dtype=torch.bool, device=slab.device).tril()
     scores = torch.einsum("qrhd,krhd->rhqk", q, k) * turns.shape[1] ** -0.5

@@ -6,7 +6,7 @@ min_frames to max_frames.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -76,22 +76,21 @@ def encoder(name: str, *, device: torch.device) -> CodecEncoder:
 
 
 def qwen(main: Section) -> Qwen3TTS:
-    """Its templates are of as many tokens as the published ones: a role is one, as is the end of a line."""
+    """Text as one token for each piece that the published tokenizer parts it into, which are words and marks: those
+    that are not rare are one there, too. So its templates have as many tokens, and open texts begin as early."""
     marks = {"<|im_start|>": main.integer("im_start_token_id"), "<|im_end|>": main.integer("im_end_token_id")}
-    words, audio = tokenizer(marks, r"assistant|user|\n|"), main.section(qwen3_tts.CODEC)
+    words, audio = tokenizer(marks, qwen3_tts.SPLIT), main.section(qwen3_tts.CODEC)
     return qwen3_tts.outline(HERE, main, audio, qwen3_tts.read_config(HERE, main, audio), words)
 
 
 OUTLINES: Mapping[str, Callable[[Section], Voice]] = {breeze_tts_2.MODEL_TYPE: breeze, qwen3_tts.MODEL_TYPE: qwen}
-KEPT: Mapping[type, Sequence[str]] = {Breeze: breeze_tts_2.FLOAT32, Qwen3TTS: qwen3_tts.FLOAT32}
-"""By kind of model, what stays float32."""
 
 
-def tokenizer(special: Mapping[str, int], whole: str = "") -> Tokenizer:
-    """Text as one token for every four characters, the first of them; `whole`, alternatives of a pattern, as one."""
+def tokenizer(special: Mapping[str, int], pattern: str = rf"[\s\S]{{1,{CHARS_PER_TOKEN}}}") -> Tokenizer:
+    """Text as one token for each piece of the pattern, its first letter."""
     letters = {letter: 3 + i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     out = Tokenizer(BPE(dict(special) | letters, []))
-    pieces = pre_tokenizers.Split(Regex(rf"{whole}[\s\S]{{1,{CHARS_PER_TOKEN}}}"), "isolated")
+    pieces = pre_tokenizers.Split(Regex(pattern), "isolated")
     rest = pre_tokenizers.Split(Regex(r"(?<=\A[\s\S])[\s\S]+"), "removed")
     letters_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     out.pre_tokenizer = pre_tokenizers.Sequence([pieces, rest, letters_only])
@@ -108,7 +107,7 @@ def fill(model: Voice, device: torch.device, dtype: torch.dtype) -> None:
     generator = torch.Generator(device).manual_seed(SEED)
     codec = set(model.codec.modules())
     for path, module in model.named_modules():
-        kept = any(fnmatchcase(f"{path}.", pattern) for pattern in KEPT[type(model)])
+        kept = any(fnmatchcase(f"{path}.", pattern) for pattern in model.float32)
         stored = torch.float32 if kept else dtype
         drawn = torch.float32 if module in codec else torch.bfloat16
         for name, shape in [(name, value.shape) for name, value in module.named_parameters(recurse=False)]:

@@ -124,12 +124,14 @@ def check_cloning(spec: ModelSpec, recorded: bool = False, field: str = FIELD) -
     if Mode.CLONE not in spec.modes:
         raise RequestError(
             f"{field} must be left out: the voice {spec.name} speaks as itself only; take one that clones, like Breeze "
-            "TTS 2",
+            "TTS 2 and the Base voices of Qwen3-TTS",
             field,
         )
     if recorded and not spec.encodes:
         raise RequestError(
-            f"{field} must be given as codes: the voice {spec.name} has no encoder for recordings in its folder", field
+            f"{field} must be left out: the folder of the voice {spec.name} lacks the encoder that recordings need, "
+            "or has one that does not fit; take the whole folder",
+            field,
         )
 
 

@@ -191,8 +191,10 @@ class Scheduler:
                 self._entrance.keep(stream)
             if stage is CODEC:
                 outputs.append(self._chunk(stream, row, result, index, now))
-            elif isinstance(stream, Encoding) and (encoded := stream.take(row, result.codes[index])):
-                outputs.append(encoded)
+            elif isinstance(stream, Encoding):
+                vector = result.vectors[index] if result.vectors else ()
+                if encoded := stream.take(row, result.codes[index], vector):
+                    outputs.append(encoded)
             if stream.reason is not None and not stream.pending:
                 outputs += self._end(stream, stream.reason, now)
         return outputs
@@ -221,7 +223,7 @@ class Scheduler:
         """A recording comes. It waits for a place where the encoder keeps its past, if need be."""
         self.metrics.count(Count.SUBMITTED)
         if not self._spec.encodes:
-            message = f"expected a voice with its codec's encoder, {self._spec.name} has none: give codes"
+            message = f"expected a voice with encoders for recordings, {self._spec.name} has none: give a Reference"
             return self._refuse(Failed(encode.request_id, 0, ErrorCode.BAD_REQUEST, message))
         if self._encodings.full:
             wait = self._judge.encoding_seconds(self._encodings.missing)

@@ -53,6 +53,11 @@ class SpeakerConfig:
     squeezed: int
     sample_rate: int
 
+    @property
+    def least_samples(self) -> int:
+        """Of a recording: what pads its ends is there to be turned round."""
+        return math.ceil(LEAST_SECONDS * self.sample_rate)
+
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> SpeakerConfig:
         """Reads `speaker_encoder_config`. Raises CheckpointError."""
@@ -63,6 +68,10 @@ class SpeakerConfig:
         )
         if not 3 <= len(channels) == len(kernels) == len(dilations) or len(set(channels[:-1])) > 1:
             raise d.misfit("enc_channels", "as long as enc_kernel_sizes and enc_dilations, and equal but for the last")
+        sample_rate = d.integer("sample_rate", low=8000, high=192_000)
+        columns = math.ceil(LEAST_SECONDS * sample_rate) // HOP
+        if any(dilation * (kernel - 1) // 2 >= columns for kernel, dilation in zip(kernels, dilations, strict=True)):
+            raise d.misfit("enc_dilations", f"so small that a block sees less than {columns} columns on either side")
         scale = d.integer("enc_res2net_scale", low=2)
         if channels[0] % scale:
             raise d.misfit("enc_res2net_scale", f"a divisor of {channels[0]}")
@@ -75,7 +84,7 @@ class SpeakerConfig:
             d.integer("enc_attention_channels"),
             scale,
             d.integer("enc_se_channels"),
-            d.integer("sample_rate", low=8000, high=192_000),
+            sample_rate,
         )
 
 
@@ -185,7 +194,7 @@ class SpeakerEncoder(nn.Module):
 
     def hear(self, samples: Tensor) -> Tensor:
         """A recording, mono at config.sample_rate: [n] -> [width]. Raises ValueError for one that is too short."""
-        least = math.ceil(LEAST_SECONDS * self.config.sample_rate)
+        least = self.config.least_samples
         if samples.dim() != 1 or len(samples) < least:
             raise ValueError(
                 f"a recording must be at least {least} samples, got {list(samples.shape)}: take a longer one"

@@ -1,4 +1,5 @@
-"""Voices with a name: a folder of them, one file each, with codes, transcript and a card that says who agreed to what.
+"""Voices with a name: a folder of them, one file each, with codes, transcript, a speaker's vector where the
+voice reads one, and a card that says who agreed to what.
 
 It does not know who speaks like them, nor how a recording becomes codes. A file holds no sound: NAME.json, as
 `NamedVoice.to_dict` writes it.
@@ -19,7 +20,7 @@ from engine.core import ModelSpec, Reference
 
 NAME = re.compile(r"[a-z0-9-]{1,64}")
 MAX_BYTES = 2**20
-"""Of a file: half a minute of codes has 30 kB."""
+"""Of a file: half a minute of codes has 30 kB, a speaker's vector some 40."""
 MAX_FIELD_CHARS = 2000
 
 
@@ -61,12 +62,19 @@ class NamedVoice:
         return len(self.reference.frames) * self.frame_seconds
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises RequestError where a voice's codec has other codes."""
+        """Raises RequestError where its codes, or its speaker's vector, are not those of this voice."""
         books, frame = len(self.reference.frames[0]), spec.frame_seconds
         if (books, round(self.frame_seconds, 6)) != (spec.num_codebooks, round(frame, 6)):
             raise RequestError(
                 f"voice must have {spec.num_codebooks} codes in each {1000 * frame:.0f} ms for {spec.name}, but "
                 f"{self.name} has {books} in {1000 * self.frame_seconds:.0f} ms; add it again with this checkpoint",
+                "voice",
+            )
+        given = len(self.reference.vector)
+        if spec.vector_width and given != spec.vector_width:
+            raise RequestError(
+                f"voice must have a speaker's vector of {spec.vector_width} numbers for {spec.name}, but "
+                f"{self.name} has {given or 'none'}; add it again with this checkpoint",
                 "voice",
             )
 

@@ -8,6 +8,7 @@ import wave
 from concurrent.futures import Future
 from pathlib import Path
 
+from engine.checks import RequestError
 from engine.core import Chunk, Output, Queued, Request
 from engine.runtime import Runtime, RuntimeConfig
 
@@ -23,7 +24,10 @@ if __name__ == "__main__":
                 end.set_result(output)
 
         request = runtime.submit(Request("", runtime.spec.sampling, open=True), deliver)
-        while piece := sys.stdin.read(1):
-            runtime.append_text(request, piece)
+        try:
+            while piece := sys.stdin.read(1):
+                runtime.append_text(request, piece)
+        except RequestError as error:  # it is as long as one request may be, or the voice has come to its end
+            print(error, file=sys.stderr)
         runtime.end_text(request)
         print(end.result(), file=sys.stderr)

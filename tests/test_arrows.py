@@ -91,7 +91,7 @@ ENGINE = {
     "batch": "core",
     "shapes": "core batch chunking",
     "stages": "core models sampling shapes",
-    "encoder_places": "codec_encoder core",
+    "encoder_places": "codec_encoder core speaker",
     "recorder": "core clock",
     "messages": "checks core recorder",
     "options": "checks core",

@@ -15,12 +15,13 @@ from engine.core import Row, Stage, Step
 from engine.kv_cache import PagedKV
 from engine.messages import RuntimeConfig
 from engine.models.breeze_tts_2 import Breeze
+from engine.models.qwen3_tts import Qwen3TTS
 from engine.simulator import FakeClock
 
 TINY = RuntimeConfig(device="cpu", random_weights="tiny")
 
 
-def pages(model: Breeze) -> PagedKV:
+def pages(model: Breeze | Qwen3TTS) -> PagedKV:
     backbone = model.config.backbone
     return PagedKV.allocate(
         backbone, num_pages=2, page_size=16, num_slots=2, max_positions=16, dtype=torch.float32, device=model.device
@@ -79,6 +80,18 @@ def test_the_real_dimensions_have_the_published_bytes() -> None:
     assert sizes.weights[Stage.CODEC] == 4 * (105_901_761 - 262_144 - 2 * 512 * 256)
     assert sizes.position == 2 * 114_688
     assert sizes.stream == 2 * 4 * (135_232 + 1_163_264)
+
+
+def test_those_of_the_second_model_have_theirs() -> None:
+    """Tables are not read whole: neither the text's, nor those of codes, though the talker owns the first of them."""
+    model = random_weights.outline("qwen3-tts-1.7b")
+    sizes = Sizes.of(model, pages(model))
+    layer = 2048 * (2 * 2048 + 2 * 1024) + 2 * 128 + 2 * 2048 + 3 * 2048 * 6144
+    assert sizes.weights[Stage.DECODE] == 4 * (28 * layer + 2048 + 3072 * 2048)
+    layer = 1024 * (2 * 2048 + 2 * 1024) + 2 * 128 + 2 * 1024 + 3 * 1024 * 3072
+    rest = 1024 + 15 * 2048 * 1024 + 2048 * 1024 + 1024
+    assert sizes.weights[Stage.DEPTH] == 4 * (15 * 5 * layer + rest)
+    assert (sizes.weights[Stage.TEXT], sizes.token, sizes.frame) == (0, 4 * 2048, 4 * 16 * 2048)
 
 
 class Copied(FakeClock):

@@ -19,7 +19,7 @@ from voices import KINDS
 
 from engine import reference as decoding
 from engine.checks import RequestError
-from engine.cloning import BYTES_A_CODE, Attempt, CloneFailed, Cloning, GivenUp
+from engine.cloning import Attempt, CloneFailed, Cloning, GivenUp, num_bytes
 from engine.codec_encoder import load
 from engine.core import (
     Chunk,
@@ -88,7 +88,7 @@ class Scripted:
 def coded(number: int, samples: Samples) -> list[Output]:
     frames = -(-samples.size // 1920)
     codes = np.arange(frames * 16, dtype=np.int16).reshape(frames, 16)
-    return [Encoded(number, codes), Finished(number, 0, FinishReason.END, STATS)]
+    return [Encoded(number, codes, (float(frames), 0.5)), Finished(number, 0, FinishReason.END, STATS)]
 
 
 def test_a_file_is_decoded_and_encoded_once_whatever_is_said_with_it() -> None:
@@ -97,6 +97,7 @@ def test_a_file_is_decoded_and_encoded_once_whatever_is_said_with_it() -> None:
     first = cloning.reference(data, f" {TEXT} ")
     again = cloning.reference(data, "something else")
     assert (first.text, again.text) == (TEXT, "something else")
+    assert first.vector == again.vector == (25.0, 0.5)
     assert first.frames == again.frames == tuple(tuple(range(16 * i, 16 * i + 16)) for i in range(25))
     assert engine.heard == [2 * RATE]
     values = cloning.snapshot()
@@ -142,7 +143,7 @@ def test_a_voice_that_does_not_clone_or_has_no_encoder_says_so_before_anything_i
     ) as raised:
         Cloning(alone).reference(b"", "")
     assert raised.value.field == "reference"
-    with pytest.raises(RequestError, match="must be given as codes: the voice simulated has no encoder"):
+    with pytest.raises(RequestError, match="must be left out: the folder of the voice simulated lacks the encoder"):
         Cloning(Scripted(SPEC)).reference(b"", "")
 
 
@@ -333,8 +334,8 @@ def test_what_a_reference_weighs_is_counted() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        frames = tuple(tuple(row) for row in codes.tolist())
+        made = Reference("", tuple(tuple(row) for row in codes.tolist()), tuple(np.arange(2048.0).tolist()))
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert taken <= sum(map(len, frames)) * BYTES_A_CODE <= 1.2 * taken
+    assert taken <= num_bytes(made) <= 1.2 * taken

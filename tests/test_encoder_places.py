@@ -75,7 +75,7 @@ def test_whoever_shares_the_steps_and_leaves_the_codes_are_those_of_the_recordin
         rows = [row(i, 1 + i, recording(lengths[i], i), round_ * piece, piece) for i in going]
         steps = [[one] for one in rows] if round_ in apart else [rows] if rows else []
         for step in steps:
-            for one, made in zip(step, device.run(step), strict=True):
+            for one, made in zip(step, device.run(step).codes, strict=True):
                 codes[one.request_id] += made.tolist()
     for number, length in living.items():
         if -(-length // FRAME) <= 9 * piece:
@@ -85,7 +85,7 @@ def test_whoever_shares_the_steps_and_leaves_the_codes_are_those_of_the_recordin
 def test_a_place_forgets_its_last_recording() -> None:
     device, samples = places(), recording(6 * FRAME, 1)
     device.run([row(1, 1, recording(5 * FRAME, 0), 0, 3)])
-    first, second = (device.run([row(2, 1, samples, start, 3)])[0] for start in (0, 3))
+    first, second = (device.run([row(2, 1, samples, start, 3)]).codes[0] for start in (0, 3))
     assert np.concatenate((first, second)).tolist() == alone(6 * FRAME, 1)
 
 

@@ -100,6 +100,17 @@ class Listening(Engine):
         return encoded.codes
 
 
+class Telling(Listening):
+    """One that says who speaks: by the last sample of a recording that ends."""
+
+    def result(self, step: Step) -> StepResult:
+        made = super().result(step)
+        if step.stage is not ENCODE:
+            return made
+        ends = (row.recording[-1:] if row.final and row.recording is not None else [] for row in step.rows)
+        return replace(made, vectors=tuple(tuple(map(float, last)) for last in ends))
+
+
 def listening(limits: Limits = LIMITS, predictor: Predictor | None = None) -> Listening:
     return Listening(limits, predictor=predictor or Linear())
 
@@ -123,6 +134,17 @@ def test_a_recording_is_encoded_in_pieces_that_no_step_outlasts() -> None:
     values = engine.scheduler.snapshot(engine.now)
     assert (values["recordings_queued"], values["recording_places_free"]) == (0, PLACES)
     assert values["encoding_seconds_count"] == 1
+
+
+def test_who_speaks_is_told_of_the_whole_recording_where_the_voice_reads_that() -> None:
+    for engine, expected in ((Telling(LIMITS, predictor=Linear()), True), (listening(), False)):
+        samples = {1: recording(11, seed=1), 2: recording(9.5, seed=2)}
+        for number, each in samples.items():
+            engine.encode(number, each)
+        while engine.step():
+            pass
+        told = {output.request_id: output.vector for output in engine.outputs if isinstance(output, Encoded)}
+        assert told == {number: (float(each[-1]),) if expected else () for number, each in samples.items()}
 
 
 def test_what_costs_more_than_a_step_may_is_still_encoded_frame_by_frame() -> None:

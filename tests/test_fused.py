@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,11 +20,15 @@ pytest.importorskip("triton", reason="the kernels need Triton, which comes with 
 
 from engine import fused, fused_codec
 from engine import fused_twins as twin
+from engine.config import Section
 from engine.core import SamplingParams
+from engine.depth import DepthConfig
 from engine.fused import Launch, Scratch, Stream, Tiles
 from engine.fused_codec import Conv
 from engine.kv_cache import PagedKV
-from engine.sampling import SamplingState
+from engine.models import qwen3_tts
+from engine.models.qwen3_tts import CodePredictor
+from engine.sampling import SamplingState, draw, uniforms
 from engine.text import FULL, SLIDING, TextConfig, TextEncoder, within
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -87,7 +92,7 @@ def products(rows: int, hidden: int, inner: int, outputs: int) -> None:
         tile = fused.tile_width(hidden, tiles.columns)
         for residual in (None, before):
             out = blank(rows, hidden, tile)
-            fused.add(a, w, residual, norm, out, rows, scratch, tiles, LAUNCH)
+            fused.add(a, w, None if residual is None else residual.x, norm, out, rows, scratch, tiles, LAUNCH)
             want = twin.add(a.to(d), w.to(d), None if residual is None else residual.x.to(d), norm.to(d), tile)
             streams("add", out, (want[0][:rows], want[1][:rows], want[2][:, :rows]), rows)
         out = poisoned(fused.padded(rows), hidden)
@@ -101,6 +106,12 @@ def frame_attention(rows: int, heads: int, kv: int, head_dim: int, positions: in
         mixed = poisoned(new * rows, heads * head_dim)
         fused.mix(slab, turns, mixed, rows, first, new, (heads, kv), LAUNCH)
         note("mix", mixed, twin.mix(slab.double(), turns.double(), rows, first, new, (heads, kv)))
+        norms, eps = (r(head_dim), r(head_dim)), 1e-6
+        mixed = poisoned(new * rows, heads * head_dim)
+        fused.mix(slab, turns, mixed, rows, first, new, (heads, kv), LAUNCH, norms, eps)
+        exact = norms[0].double(), norms[1].double()
+        want = twin.mix(slab.double(), turns.double(), rows, first, new, (heads, kv), exact, eps)
+        note("mix with norms", mixed, want)
 
 
 def draws(requests: int, size: int, hidden: int) -> None:
@@ -453,9 +464,12 @@ def codec() -> None:
 
 
 # justified: kernels run on a GPU, or anywhere in the interpreter, which is to be chosen before Triton is imported
-@pytest.mark.skipif(
+launches = pytest.mark.skipif(
     not (INTERPRETED or torch.cuda.is_available()), reason="no CUDA device, and TRITON_INTERPRET is not 1"
 )
+
+
+@launches
 def test_every_kernel_does_what_its_twin_does() -> None:
     torch.manual_seed(int.from_bytes(os.urandom(4), "little"))
     with torch.inference_mode():
@@ -467,3 +481,43 @@ def test_every_kernel_does_what_its_twin_does() -> None:
     worst = {name: error for name, error in errors.items() if not error <= allowed.get(name, most)}
     assert errors
     assert not worst, worst
+
+
+@launches
+@pytest.mark.parametrize("width", [48, 64])
+@torch.inference_mode()
+def test_a_frame_with_norms_of_queries_and_keys(width: int) -> None:
+    """Of Qwen3-TTS: with a projection and its bias, or with none."""
+    torch.manual_seed(0)
+    requests, books, size, outer = 3, 16, 32, 64
+    layers = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32, "intermediate_size": 80, "num_layers": 2, "eps": 1e-6}
+    config = DepthConfig(
+        hidden_size=width,
+        rope=Section.of({"rope_theta": 10_000}, "a test"),
+        num_codebooks=books,
+        vocab_size=size,
+        audio_embed_size=outer,
+        backbone_hidden_size=outer,
+        **layers,
+    )
+    decoder = CodePredictor(config, torch.nn.Embedding(size + 8, outer).to(DEV)).to(DEV).eval()
+    for parameter in (*decoder.parameters(), decoder._first[0].weight):
+        parameter.copy_(torch.randn(parameter.shape, device=DEV) * (0.2 if parameter.dim() > 1 else 1.0))
+    state = SamplingState.allocate(requests + 1, size + 8, torch.device(DEV))
+    for i in range(requests):
+        state.set(i + 1, SamplingParams(depth_temperature=(0.9, 0.0, 1.5)[i], seed=i << 40))
+    rows, frame = state.rows(torch.arange(1, requests + 1, device=DEV)), torch.arange(requests, device=DEV) + 3
+    hidden, code0 = torch.randn(requests, outer, device=DEV), torch.randint(size, (requests,), device=DEV)
+    uniform = uniforms(rows.seed, frame, books)
+    plain = decoder(hidden, code0, lambda logits, book: draw(logits, rows.depth, uniform[:, book]))
+    memory = fused.DepthFrame.allocate(fused.DepthWeights.of(decoder, size), requests, LAUNCH)
+    assert torch.equal(memory.run(hidden, code0, rows, frame), plain)
+    assert len(set(plain.flatten().tolist())) > 10
+
+
+@launches
+def test_widths_that_no_tile_divides_run_unfused() -> None:
+    folder = Path(__file__).parent / "golden" / "qwen3-tts" / "proj" / "checkpoint"
+    model = qwen3_tts.load(folder, device=torch.device(DEV), dtype=torch.float32)
+    with pytest.raises(ValueError, match="expected widths in multiples of 16, got matrices"):
+        fused.DepthWeights.of(model.talker.code_predictor, 32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from voices import KINDS as TINY_VOICES
 from voices import voice
 
 from engine import models, random_weights
@@ -31,15 +33,20 @@ from engine.core import (
     Output,
     Reference,
     Request,
+    Row,
+    Samples,
     SamplingParams,
     TextSegment,
 )
+from engine.encoder_places import EncoderPlaces
 from engine.executor import default_limits
 from engine.messages import EMBEDDED_VOICE, RuntimeConfig
-from engine.models.qwen3_tts import LICENCE, Qwen3TTS, Wish, load, load_tokenizer
+from engine.models.qwen3_tts import CODEC, LICENCE, Qwen3TTS, Wish, load, load_tokenizer
+from engine.reference import decode
 from engine.runtime import Runtime
 from engine.speaker import SpeakerConfig, SpeakerEncoder
 from engine.verify_qwen3_tts import embed, generate
+from engine.wav import header
 from engine.weights import CheckpointError, outlines
 
 GOLDEN = Path(__file__).parent / "golden" / "qwen3-tts"
@@ -102,6 +109,20 @@ def test_the_small_voices_take_no_instruction(tmp_path: Path) -> None:
     assert small.spec.modes == {Mode.PLAIN}
     with pytest.raises(RequestError, match="knows the modes plain, got a request of mode design; leave out the instr"):
         small.prompt(Request("hello", GREEDY, instruction="softly"))
+
+
+def test_guidance_is_refused_where_there_is_none(loaded: dict[str, Qwen3TTS]) -> None:
+    loaded["custom"].prompt(Request("hello", replace(GREEDY, cfg_scale=1.0)))
+    with pytest.raises(RequestError, match=r"cfg_scale must be left out: voice .* is not guided, got 2\.5"):
+        loaded["custom"].prompt(Request("hello", replace(GREEDY, cfg_scale=2.5)))
+
+
+def test_the_small_clone_has_an_encoder_of_its_own_width(tmp_path: Path) -> None:
+    folder = voice("qwen3_tts.small", tmp_path)
+    shutil.copy(folder / "config.base.json", folder / "config.json")
+    small = load(folder, device=CPU, dtype=torch.float32)
+    assert small.spec.modes == {Mode.CLONE} and small.speaker_encoder is not None
+    assert small.speaker_encoder.config.width == small.width
 
 
 @pytest.mark.parametrize(
@@ -363,14 +384,78 @@ def test_control_ids_are_never_drawn_and_the_end_never_first(loaded: dict[str, Q
 def test_a_recording_becomes_the_vector_of_its_speaker(
     loaded: dict[str, Qwen3TTS], expected: dict[str, Tensor]
 ) -> None:
-    vector = loaded["base"].speaker_vector(expected["spk.wav"])
-    torch.testing.assert_close(torch.tensor(vector), expected["spk.wav_xvec"], rtol=0, atol=5e-5)
+    encoder = loaded["base"].speaker_encoder
+    assert encoder is not None
+    with torch.inference_mode():
+        found = encoder.hear(expected["spk.wav"])
+        torch.testing.assert_close(found, expected["spk.wav_xvec"], rtol=0, atol=5e-5)
+        with pytest.raises(ValueError, match=r"must be at least 2400 samples, got \[2399\]: take a longer one"):
+            encoder.hear(torch.zeros(2399))
+    vector = tuple(found.tolist())
     only = Reference("", (), vector)
     assert loaded["base"].prompt(Request("hello", GREEDY, reference=only)).rows[0].overlays[0].vector == vector
-    with pytest.raises(ValueError, match=r"a recording must be at least 2400 samples, got \[2399\]: take a longer one"):
-        loaded["base"].speaker_vector(torch.zeros(2399))
-    with pytest.raises(ValueError, match="has no speaker encoder: take one whose config says base"):
-        loaded["custom"].speaker_vector(expected["spk.wav"])
+    assert loaded["custom"].speaker_encoder is None
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone whose codec is whole, as the published ones are: it is that of Breeze TTS 2."""
+    folder = voice("qwen3_tts.base", tmp_path_factory.mktemp("hearing"))
+    shutil.copytree(TINY_VOICES["breeze_tts_2"] / "audio_tokenizer", folder / CODEC, dirs_exist_ok=True)
+    return folder
+
+
+def noise(seconds: float) -> Samples:
+    return np.random.default_rng(3).uniform(-0.5, 0.5, round(24_000 * seconds)).astype(np.float32)
+
+
+def test_a_file_becomes_frames_and_the_vector_of_its_speaker(hearing: Path) -> None:
+    """In pieces, as the engine encodes it; and such a voice speaks. What is no clone needs no encoder."""
+    model, pcm = load(hearing, device=CPU, dtype=torch.float32), (noise(3.3) * 32767).astype("<i2").tobytes()
+    data = header(24_000, len(pcm)) + pcm
+    samples = torch.from_numpy(decode(data))
+    assert model.spec.encodes and model.encoder is not None and model.speaker_encoder is not None
+    with torch.inference_mode():
+        frames = tuple(map(tuple, model.encoder(samples[None])[0].tolist()))
+        vector = tuple(model.speaker_encoder.hear(samples).tolist())
+    with Runtime.start(RuntimeConfig(voice=hearing, device="cpu", slots=2)) as runtime:
+        found = runtime.clone(data, "good day to you")
+        sampling = replace(runtime.spec.sampling, min_frames=3, max_frames=3)
+        *chunks, end = runtime.stream(Request("hello there", sampling, reference=found))
+    assert found == Reference("good day to you", frames, vector)
+    assert isinstance(end, Finished) and sum(len(x.pcm) for x in chunks if isinstance(x, Chunk)) == 3 * 1920
+
+
+def test_recordings_on_their_way_together_keep_their_own_vectors(hearing: Path) -> None:
+    model = load(hearing, device=CPU, dtype=torch.float32)
+    assert model.encoder is not None and model.speaker_encoder is not None
+    places, whole = EncoderPlaces(model.encoder, CPU, model.speaker_encoder), [noise(0.5), -noise(0.4), noise(0.05)]
+    found: dict[int, tuple[float, ...]] = {}
+    with torch.inference_mode():
+        for start in range(0, 7, 2):
+            rows = [row_of(number, samples, start, 2) for number, samples in enumerate(whole)]
+            rows = [row for row in rows if row.count > 0]
+            result = places.run(rows)
+            found |= {row.request_id: one for row, one in zip(rows, result.vectors, strict=True) if row.final}
+            assert all(one == () for row, one in zip(rows, result.vectors, strict=True) if not row.final)
+        longer = [np.pad(samples, (0, max(0, 2400 - samples.size))) for samples in whole]
+        expected = [tuple(model.speaker_encoder.hear(torch.from_numpy(samples)).tolist()) for samples in longer]
+    assert [found[number] for number in range(3)] == expected
+
+
+def row_of(number: int, samples: Samples, start: int, count: int) -> Row:
+    """The next frames of a recording; none where it has ended."""
+    frames = -(-samples.size // 1920)
+    last = min(start + count, frames)
+    return Row(
+        number,
+        (number + 1,),
+        start,
+        last - start,
+        last == frames,
+        samples=samples[start * 1920 : last * 1920],
+        recording=samples,
+    )
 
 
 @pytest.mark.parametrize(("width", "parameters"), [(2048, 12_001_088), (1024, 8_854_336)])
@@ -387,6 +472,7 @@ def test_a_speaker_encoder_has_the_size_of_the_published_one(width: int, paramet
         ({"enc_dim": 63}, "enc_dim must be the talker's width 64, found 63"),
         ({"enc_channels": [16, 16, 48]}, "enc_channels must be as long as"),
         ({"enc_channels": [16, 16, 24, 16, 48]}, "equal but for the last"),
+        ({"enc_dilations": [1, 2, 3, 99, 1]}, "enc_dilations must be so small that a block sees less than 9 columns"),
         ({"enc_res2net_scale": 5}, "enc_res2net_scale must be a divisor of 16"),
         (
             {"enc_se_channels": 9},
@@ -415,8 +501,8 @@ def test_random_voices_have_the_sizes_of_the_published_ones(size: str, parameter
     assert sum(parameter.numel() for parameter in model.codec.parameters()) == 114_323_137 - 2 * 512 * 256
     assert (model.spec.name, model.spec.licence) == (f"random-qwen3-tts-{size}", LICENCE)
     assert (Mode.DESIGN in model.spec.modes) == (size == "1.7b")
-    assert model.spec.max_text_chars == 1571
-    (row,) = model.prompt(Request("x" * 400, model.spec.sampling, "ryan", language="english")).rows
+    assert model.spec.max_text_chars == 1645
+    (row,) = model.prompt(Request("one, two three. " * 20, model.spec.sampling, "ryan", language="english")).rows
     assert (row.length, row.trailing) == (3 + 6 + 100 + 2, 1), "role, language and speaker, text, its end and the first"
 
 

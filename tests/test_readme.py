@@ -49,6 +49,11 @@ def test_ci_runs_the_test_command() -> None:
     assert command in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
+def test_the_recipe_for_the_second_model_is_at_most_ten_lines() -> None:
+    (recipe,) = [block for block in blocks() if "hf download" in block]
+    assert len([line for line in recipe.splitlines() if line]) <= 10
+
+
 def test_every_file_is_in_the_tree() -> None:
     (tree,) = [block for block in blocks() if block.startswith("pyproject.toml")]
     for folder in ("engine", "agent"):

@@ -12,6 +12,7 @@ import pytest
 from scripted_call import Call
 from scripted_runtime import SPEC, ScriptedRuntime
 
+from agent.manner import Manner
 from agent.session import LOOKAHEAD, Session
 from engine.core import ErrorCode, FinishReason, Mode
 
@@ -670,6 +671,14 @@ async def open_call(executor: ThreadPoolExecutor) -> Call:
     call = Call(executor, spec=replace(SPEC, open_text=True, languages=("auto", "english")))
     call.session.listen(call.take)
     return call
+
+
+async def test_replies_like_a_recording_are_not_opened(open_call: Call) -> None:
+    """Speech would wait for as much text as the recording has frames."""
+    assert open_call.session.speaks_while_written
+    open_call.session.manner = Manner(voice="anna")
+    assert not open_call.session.speaks_while_written
+    assert open_call.session.open_text
 
 
 async def test_a_voice_says_that_it_reads_open_texts_and_in_which_languages(open_call: Call) -> None:

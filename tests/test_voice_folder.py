@@ -111,6 +111,17 @@ def test_another_codecs_codes_are_refused() -> None:
         ANNA.check(replace(SPEC, samples_per_frame=960))
 
 
+def test_a_speakers_vector_must_be_as_wide_as_the_voice_reads_it() -> None:
+    spec, wide = replace(SPEC, vector_width=3), replace(ANNA.reference, vector=(0.5, -1.0, 2.0))
+    replace(ANNA, reference=wide).check(spec)
+    replace(ANNA, reference=wide).check(SPEC)  # which reads none
+    for vector, has in ((), "none"), ((0.5, 1.0), "2"):
+        with pytest.raises(
+            RequestError, match=f"vector of 3 numbers for simulated, but anna-2 has {has}; add it again"
+        ):
+            replace(ANNA, reference=replace(wide, vector=vector)).check(spec)
+
+
 # ---- the commands ----
 
 

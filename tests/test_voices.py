@@ -126,6 +126,16 @@ async def test_those_of_the_folder_have_names_and_a_file_that_changes_is_read_ag
     await voices.close()
 
 
+async def test_no_names_are_offered_where_nobody_can_be_spoken_like(tmp_path: Path) -> None:
+    folder = VoiceFolder(tmp_path)
+    folder.write(replace(ANNA, name="anna"))
+    voices = Voices(Studio(replace(CLONING, modes=frozenset({Mode.PLAIN}))), folder)
+    assert voices.names == ()
+    with pytest.raises(RequestError, match="speaks as itself only"):
+        voices.find("anna")
+    await voices.close()
+
+
 class Disk(VoiceFolder):
     """Notes who reads it."""
 

@@ -310,8 +310,8 @@ function wishes() {
   const numeral = (id) => (filled(id) === undefined ? undefined : Number(filled(id)));
   const instruction = element("instruction-field").hidden ? undefined : filled("instruction");
   const chosen = (id) => (element(id).selectedIndex > 0 ? element(id).value : undefined);
-  const name = chosen("speaker");
-  const who = voice?.voices?.includes(name) ? { voice: name } : { speaker: name };
+  const name = element("speaker").value;
+  const who = voice?.voices?.includes(name) ? { voice: name } : { speaker: chosen("speaker") };
   const [seed, temperature, spoken] = [numeral("seed"), numeral("temperature"), chosen("spoken")];
   return { seed, temperature, ...who, language: spoken, instruction };
 }
@@ -354,8 +354,9 @@ async function listDevices() {
 
 /** Who can speak, and which languages, where there is a choice. The first is the voice's own. */
 function listChoices() {
-  const { speakers = [""], voices = [], languages = [] } = voice ?? {};
-  for (const [id, names] of [["speaker", [...speakers, ...voices]], ["spoken", languages]]) {
+  const { speakers = [""], voices = [], languages = [], modes = ["plain"] } = voice ?? {};
+  const own = modes.includes("plain") ? speakers : [];
+  for (const [id, names] of [["speaker", [...own, ...voices]], ["spoken", languages]]) {
     const chosen = element(id).value;
     const option = (name) => new Option(name || tell("talk.own"), name, false, name === chosen);
     element(id).replaceChildren(...names.map(option));

@@ -6,21 +6,22 @@ It knows no model: a file belongs to a model because it says so in MODEL_TYPE.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from engine.codec import CodecState
+from engine.codec import CodecDecoder, CodecState
 from engine.codec_encoder import CodecEncoder
 from engine.config import Section
 from engine.core import Limits, ModelSpec, Prompt, Request
 from engine.kv_cache import PagedKV
 from engine.sampling import SamplingRows, SamplingState
+from engine.speaker import SpeakerEncoder
 
 
 @dataclass(slots=True)
@@ -54,6 +55,24 @@ class Functions:
     """hidden [R, H], code0 [B], settings, frame [B] -> the frame's codes [B, K]."""
     codec: Callable[[Tensor, CodecState, Tensor], Tensor]
     """The next frames' codes [B, T, K], state, slots [B] -> samples in [-1, 1], [B, T * samples_per_frame]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A model's modules, for who counts what its steps read. Of tables a step reads the rows that it looks up."""
+
+    text: tuple[nn.Module, ...]
+    """What TEXT reads whole, whatever its tokens."""
+    backbone: tuple[nn.Module, ...]
+    """The same of PREFILL and DECODE, with the head of code 0."""
+    depth: nn.Module
+    depth_layers: nn.Module
+    """Read once for each codebook but the first."""
+    codec: CodecDecoder
+    tokens: nn.Module
+    """The table of text."""
+    codes: tuple[nn.Module, ...]
+    """Those of codes, of which a frame looks up a row for each codebook."""
 
 
 class Reading(Protocol):
@@ -92,6 +111,18 @@ class Model(Protocol):
     @property
     def encoder(self) -> CodecEncoder | None:
         """What turns recordings into codes, where the checkpoint has it."""
+
+    @property
+    def speaker_encoder(self) -> SpeakerEncoder | None:
+        """What tells who speaks in a recording, where the voice reads that."""
+
+    @property
+    def parts(self) -> Parts:
+        """Its modules, for `bench stages`."""
+
+    @property
+    def float32(self) -> Sequence[str]:
+        """Name patterns of the parameters that are float32 whatever the dtype."""
 
     def prompt(self, request: Request) -> Prompt:
         """What the backbone shall receive for the request. Raises RequestError."""

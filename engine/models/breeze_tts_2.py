@@ -17,7 +17,7 @@ from engine import prompts
 from engine.backbone import Backbone, BackboneConfig
 from engine.checks import RequestError
 from engine.codec import UNUSED, CodecConfig, CodecDecoder
-from engine.codec_encoder import CodecEncoder
+from engine.codec_encoder import CodecEncoder, encodes
 from engine.codec_encoder import find as find_encoder
 from engine.config import Section
 from engine.core import (
@@ -33,7 +33,7 @@ from engine.core import (
 from engine.depth import DepthConfig, DepthDecoder
 from engine.generation import Defaults, read_generation, read_sampling
 from engine.kv_cache import PagedKV
-from engine.models import Functions, Reading, State
+from engine.models import Functions, Parts, Reading, State
 from engine.normalise import LANGUAGES
 from engine.sampling import SamplingRows, SamplingState, draw, guide, penalise, uniforms
 from engine.text import TextConfig, TextEncoder
@@ -98,6 +98,7 @@ class Breeze(nn.Module):
     unconditional ones in the same order. H = width, K = codebooks, V = vocab_size.
     """
 
+    float32 = FLOAT32
     reserved: Tensor
     """[V + 1] bool: ids of code 0 that are neither a code nor the end."""
     end: Tensor
@@ -125,6 +126,10 @@ class Breeze(nn.Module):
     @property
     def encoder(self) -> CodecEncoder | None:
         return self._encoder[0]
+
+    @property
+    def speaker_encoder(self) -> None:
+        """A recording's codes and transcript say enough."""
 
     @property
     def device(self) -> torch.device:
@@ -155,6 +160,19 @@ class Breeze(nn.Module):
         decoder = self.audio_tokenizer["decoder"]
         assert isinstance(decoder, CodecDecoder)
         return decoder
+
+    @property
+    def parts(self) -> Parts:
+        text, depth = self.text_encoder, self.depth_decoder
+        return Parts(
+            text=(text, self.text_encoder_proj),
+            backbone=(self.backbone_model, self.lm_head),
+            depth=depth,
+            depth_layers=depth.model.layers,
+            codec=self.codec,
+            tokens=text.embed_tokens,
+            codes=(depth.model.embed_tokens,),
+        )
 
     @property
     def end_id(self) -> int:
@@ -359,14 +377,6 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Breeze:
     codec = {f"audio_tokenizer.{name}": tensor for name, tensor in audio_tensors.items()}
     tensors = stored(folder) | codec
     return load_weights(model, tensors, dtype=dtype, device=device, skip=SKIPPED, float32=FLOAT32).eval()
-
-
-def encodes(encoder: CodecEncoder | None, spec: ModelSpec) -> bool:
-    """Whether there is an encoder whose frames the voice can speak."""
-    if encoder is None:
-        return False
-    same = encoder.config.samples_per_frame, encoder.config.sample_rate, encoder.config.num_codebooks
-    return same == (spec.samples_per_frame, spec.sample_rate, spec.num_codebooks)
 
 
 def load_tokenizer(file: Path) -> Tokenizer:

@@ -27,7 +27,8 @@ from engine import prompts
 from engine.backbone import Backbone, BackboneConfig
 from engine.checks import RequestError
 from engine.codec import UNUSED, CodecConfig, CodecDecoder
-from engine.codec_encoder import CodecEncoder
+from engine.codec_encoder import CodecEncoder, encodes
+from engine.codec_encoder import find as find_encoder
 from engine.config import Section
 from engine.core import (
     Limits,
@@ -45,7 +46,7 @@ from engine.depth import MAX_CODEBOOKS, DepthConfig, FrameDecoder
 from engine.generation import Defaults, read_sampling
 from engine.growing_text import GrowingText
 from engine.kv_cache import PagedKV
-from engine.models import Functions, State
+from engine.models import Functions, Parts, State
 from engine.norm import RMSNorm
 from engine.sampling import SamplingRows, SamplingState, draw, penalise, uniforms
 from engine.speaker import SpeakerConfig, SpeakerEncoder
@@ -59,7 +60,7 @@ LICENCE = "Apache-2.0"
 CODEC = "speech_tokenizer"
 """The folder of the codec, and the first part of its tensors' names here."""
 SKIPPED = (f"{CODEC}.encoder.*", *UNUSED)
-"""A recording to codes: another stage."""
+"""A recording to codes: loaded by itself."""
 UNHEARD = "speaker_encoder.*"
 """What voices that are no clones do without, if their folder has it."""
 FLOAT32 = (f"{CODEC}.*",)
@@ -230,8 +231,8 @@ class CodePredictor(FrameDecoder):
         self.model = PredictorModel(config)
         heads = {f"lm_head.{i}": config.vocab_size for i in range(config.num_codebooks - 1)}
         self.lm_head = FusedLinear(config.hidden_size, heads)
-        if config.hidden_size != config.backbone_hidden_size:
-            self.small_to_mtp_projection = nn.Linear(config.backbone_hidden_size, config.hidden_size)
+        same = config.hidden_size == config.backbone_hidden_size
+        self.small_to_mtp_projection = None if same else nn.Linear(config.backbone_hidden_size, config.hidden_size)
         self._first = (first,)  # not as a module of its own: it is the talker's
         self.offsets: Tensor
         offsets = torch.arange(config.num_codebooks - 1, device="cpu") * config.vocab_size
@@ -242,12 +243,9 @@ class CodePredictor(FrameDecoder):
         embeds = torch.cat((self._first[0](codes[..., :1]), self._later(codes[..., 1:])), -2)
         return embeds.sum(-2, dtype=torch.float32).to(embeds.dtype)
 
-    def project(self, x: Tensor) -> Tensor:
-        """Checkpoints whose two widths are one have no projection."""
-        if not hasattr(self, "small_to_mtp_projection"):
-            return x
-        projected: Tensor = self.small_to_mtp_projection(x)
-        return projected
+    @property
+    def projection(self) -> nn.Linear | None:
+        return self.small_to_mtp_projection
 
     def embedded(self, codes: Tensor) -> Tensor:
         return torch.cat((self._first[0](codes[:, :1]), self._later(codes[:, 1:])), 1)
@@ -285,13 +283,17 @@ class Qwen3TTS(nn.Module):
     Every function takes B requests: R = B, as there is no guidance. H = width, K = codebooks, V = the talker's ids.
     """
 
+    float32 = FLOAT32
     banned: Tensor
     """[V] bool: ids that are neither a code nor the end."""
     end: Tensor
     """[V] bool: the end."""
 
-    def __init__(self, config: QwenConfig, spec: ModelSpec, layouts: Layouts) -> None:
+    def __init__(
+        self, config: QwenConfig, spec: ModelSpec, layouts: Layouts, encoder: CodecEncoder | None = None
+    ) -> None:
         super().__init__()
+        self._encoder = (encoder,)  # not as a module of its own: it is loaded by itself, and keeps its own dtype
         self.config = config
         self.spec = spec
         self.layouts = layouts
@@ -304,8 +306,7 @@ class Qwen3TTS(nn.Module):
 
     @property
     def encoder(self) -> CodecEncoder | None:
-        """Its checkpoints have one, which is not wired: a clone needs a speaker's vector besides."""
-        return None
+        return self._encoder[0]
 
     @property
     def device(self) -> torch.device:
@@ -338,6 +339,20 @@ class Qwen3TTS(nn.Module):
         return decoder
 
     @property
+    def parts(self) -> Parts:
+        """Text is projected in each step, or once for the whole vocabulary: a row of a table each at least."""
+        talker, depth = self.talker, self.talker.code_predictor
+        return Parts(
+            text=(),
+            backbone=(talker.model, talker.codec_head),
+            depth=depth,
+            depth_layers=depth.model.layers,
+            codec=self.codec,
+            tokens=talker.model.text_embedding,
+            codes=(talker.model.codec_embedding, depth.model.codec_embedding),
+        )
+
+    @property
     def end_id(self) -> int:
         """The id of code 0 that ends speech."""
         return self.layouts.marks.codec_end
@@ -349,15 +364,6 @@ class Qwen3TTS(nn.Module):
     def reading(self, request: Request) -> Reading:
         """The same for a request whose text is open. Raises RequestError."""
         return self.layouts.reading(request, self.spec)
-
-    def speaker_vector(self, samples: Tensor) -> tuple[float, ...]:
-        """Reference.vector of a recording, samples [n], mono at 24 kHz. Raises ValueError for one that is too short and
-        for a voice that is no clone."""
-        if self.speaker_encoder is None:
-            raise ValueError(f"voice {self.spec.name} has no speaker encoder: take one whose config says base")
-        with torch.inference_mode():
-            vector: list[float] = self.speaker_encoder.hear(samples.to(self.device)).tolist()
-        return tuple(vector)
 
     def new_state(self, limits: Limits) -> State:
         """State for `limits`, with page 0 and slot 0 besides, which belong to nobody."""
@@ -450,7 +456,7 @@ class Qwen3TTS(nn.Module):
         return Functions(self.encode_text, self.backbone, self.decode, self.first_code, self.frame, self.codec.step)
 
     def fused(self) -> Functions:
-        """Backbone and codec by fused kernels, where they fit this voice."""
+        """Text, backbone, depth decoder and codec by fused kernels, where they fit this voice."""
         from engine.fused_qwen3_tts import fused  # Triton is not there where only the CPU is
 
         return fused(self)
@@ -726,20 +732,35 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Qwen3TTS:
     main, audio = Section.read(folder / "config.json"), Section.read(folder / CODEC / "config.json")
     config, tokenizer = read_config(folder, main, audio), load_tokenizer(folder)
     prompts.check_vocabulary(folder / "vocab.json", tokenizer, config.text_vocab)
-    model = outline(folder, main, audio, config, tokenizer)
-    codec = {f"{CODEC}.{name}": tensor for name, tensor in stored(folder / CODEC).items()}
+    audio_tensors = stored(folder / CODEC)
+    encoder = find_encoder(audio, audio_tensors, device=device) if config.speaker else None
+    model = outline(folder, main, audio, config, tokenizer, encoder)
+    codec = {f"{CODEC}.{name}": tensor for name, tensor in audio_tensors.items()}
     tensors = stored(folder) | codec
     skipped = SKIPPED if config.speaker else (*SKIPPED, UNHEARD)
     return load_weights(model, tensors, dtype=dtype, device=device, skip=skipped, float32=FLOAT32).eval()
 
 
-def outline(folder: Path, main: Section, audio: Section, config: QwenConfig, tokenizer: Tokenizer) -> Qwen3TTS:
-    """The model on meta, without numbers."""
+def outline(
+    folder: Path,
+    main: Section,
+    audio: Section,
+    config: QwenConfig,
+    tokenizer: Tokenizer,
+    encoder: CodecEncoder | None = None,
+) -> Qwen3TTS:
+    """The model on meta, without numbers; the encoder, that of a clone, has its own."""
     layouts = Layouts(tokenizer, Marks.read(main), config)
     check_template(folder, main, layouts)
     spec = read_spec(folder, main, audio, config, layouts)
+    spec = replace(spec, encodes=hears(encoder, config, spec))
     with outlines():
-        return Qwen3TTS(config, spec, layouts)
+        return Qwen3TTS(config, spec, layouts, encoder if spec.encodes else None)
+
+
+def hears(encoder: CodecEncoder | None, config: QwenConfig, spec: ModelSpec) -> bool:
+    """Whether a recording can be turned into frames and a speaker's vector, both from the same samples."""
+    return config.speaker is not None and config.speaker.sample_rate == spec.sample_rate and encodes(encoder, spec)
 
 
 def check_template(folder: Path, main: Section, layouts: Layouts) -> None:
@@ -835,6 +856,7 @@ def read_spec(folder: Path, main: Section, audio: Section, config: QwenConfig, l
         sampling=read_sampling(folder, OFFICIAL_SAMPLING, GREEDY_FLAGS),
         speakers=tuple(marks.speakers),
         languages=marks.spoken,
+        vector_width=config.speaker.width if config.speaker else 0,
         open_text=True,
     )
     own = len(layouts.template(prompts.SAMPLE)) - ROLE - TAIL

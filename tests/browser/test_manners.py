@@ -453,6 +453,19 @@ async def test_a_voice_with_a_name_and_a_language_can_be_chosen(listener: Listen
     assert second == {"type": "speak", "id": "u2", "text": SENTENCE, "voice": "cleo", "language": "german"}
 
 
+async def test_where_a_voice_only_clones_nobody_else_is_offered(listener: Listener) -> None:
+    await listener.page.evaluate(SENT)
+    await listener.connect()
+    await listener.page.click("summary")
+    created = (await listener.gather()).of_type("session.created")[0]
+    assert created.pop("speakers") == ["S0"]
+    await arrive(listener, **created | {"modes": ["clone"], "voices": ["bo", "cleo"]})
+    assert await listener.page.locator("#speaker option").all_inner_texts() == ["bo", "cleo"]
+    await listener.speak(SENTENCE)
+    (said,) = await listener.page.evaluate("sent.filter(({ type }) => type === 'speak')")
+    assert said == {"type": "speak", "id": "u1", "text": SENTENCE, "voice": "bo"}
+
+
 # ---- a server that goes and comes back ------------------------------------------------------------------------------
 
 
