@@ -47,6 +47,8 @@ from engine.transformer import LayerWeights
 MIN_ROWS, MAX_ROWS = 8, 64
 """Rows of a block: what the tensor cores take at least, and what fits beside a tile of weights at most."""
 MIN_TILE, MAX_TILE = 16, 128
+LINE = 64
+"""Inputs in bfloat16 of a line of the L2 cache: fewer at once are not fetched ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1014,7 +1016,8 @@ def fitted(tiles: Tiles, outputs: int, inputs: int) -> Tiles:
     span = inputs // splits
     parts = tiles.parts if span % (tiles.parts * MIN_TILE) == 0 else 1
     columns, depth = tile_width(outputs, tiles.columns), tile_width(span // parts, tiles.depth)
-    return replace(tiles, columns=columns, depth=depth, parts=parts, splits=splits, ahead=min(tiles.ahead, span))
+    ahead = min(tiles.ahead, span) if depth >= LINE else 0
+    return replace(tiles, columns=columns, depth=depth, parts=parts, splits=splits, ahead=ahead)
 
 
 def options(launch: Launch, warps: int = 4, stages: int = 1) -> dict[str, int | bool]:

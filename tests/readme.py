@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,10 @@ def dates() -> list[str]:
         f"`heard.json`, {result('heard')['date']})",
         f"`page.json`, 2 cores of an AMD EPYC, {result('page')['date']})",
         f"`probe-neteq.json`, 2 cores of an AMD EPYC, {result('probe-neteq')['date']}.",
-        f"on 2 cores of an AMD EPYC, {result('probe-cycles')['machine']['date']}:",
+        f"{result('probe-agent')['machine']['date']}, on 2 cores: {cores(['probe-agent'])} for the scenarios, "
+        f"{cores(PROBES[1:])} for the others:",
+        f"PyTorch {result('h200-qwen3-tts')['torch']}, {result('h200-qwen3-tts')['date']} (`h200-qwen3-tts.json`).",
+        f"it found nothing ({cores(['probe-perfect'])}, {result('probe-perfect')['machine']['date']}):",
         f"PyTorch {result('plan')['torch']}, {result('plan')['date']}:",
     ]
 
@@ -213,17 +217,26 @@ def self_check() -> str:
     )
 
 
-PROBES = ("probe-listening", "probe-cycles", "probe-kill")
+PROBES = ("probe-agent", "probe-listening", "probe-cycles", "probe-kill")
 """What the probe wrote of our own agent."""
+CORES = {"Intel": "of an Intel Xeon", "AMD": "of an AMD EPYC"}
+"""Makers of CPUs, and what they are called here."""
+
+
+def cores(names: Iterable[str]) -> str:
+    """On what these were measured: all on the same."""
+    (maker,) = {result(name)["machine"]["cpu"].partition("(")[0].split()[0] for name in names}
+    return CORES[maker]
 
 
 def probed() -> list[str]:
     """What the probe says of our own agent: the rows of its table. Only of probes that found nothing."""
-    listened, cycles, kill = map(good, PROBES)
+    agent, listened, cycles, kill = map(good, PROBES)
     turned, killed = cycles["load"]["cycles"], kill["load"]["killed"]
     held = sum(trial["held"] for trial in listened["trials"])
     first = [ms for trial in listened["trials"] for ms in trial["figures"]["first_audio_ms"]]
     return [
+        *scenarios(agent),
         f"| who only listens (WHEP) hears the greeting, and nothing is wrong; from dialling on, at most | "
         f"{held} of {len(listened['trials'])}; {max(first):.0f} ms |",
         f"| {turned['cycles']} calls connected and closed: failed; left; memory, second half | "
@@ -240,6 +253,41 @@ def good(name: str) -> dict[str, Any]:
     assert not broken, f"{name}: {broken}"
     assert seen["good"] and not seen["interrupted"], f"{name}: {seen['findings']}"
     return seen
+
+
+def scenarios(seen: dict[str, Any]) -> list[str]:
+    """Every scenario, many times: three rows."""
+    trials, by_name = seen["trials"], seen["scenarios"]
+    held = sum(trial["held"] for trial in trials)
+    stop, response = (pair(of_all(trials, what)) for what in ("stop_ms", "response_ms"))
+    went_on = [went_on_in(by_name[name]) for name in ("cough", "backchannel", "echo")]
+    return [
+        f"| {len(by_name)} scenarios, {len(trials)} calls in {seen['seconds'] / 60:.0f} minutes: in every point as "
+        f"expected | {held} of {len(trials)} |",
+        f"| falls silent, from the user's onset; answers, from the user's end (p50 / p95) | {stop} ms; {response} ms |",
+        f"| audible again after a cough; after mhm and a hum; never silent for long under its own echo at -12 dB | "
+        f"{'; '.join(went_on)} |",
+    ]
+
+
+def of_all(trials: list[dict[str, Any]], what: str) -> dict[str, float]:
+    p50, p95 = np.quantile([value for trial in trials for value in trial["figures"].get(what, [])], (0.5, 0.95))
+    return {"p50": p50, "p95": p95}
+
+
+def went_on_in(scenario: dict[str, Any]) -> str:
+    held = [seen for says, seen in scenario["expectations"].items() if says.startswith("goes on")]
+    return f"{sum(seen['held'] for seen in held)} of {sum(seen['of'] for seen in held)}"
+
+
+def perfect() -> str:
+    """What the probe says of an agent without a fault: one row."""
+    seen = result("probe-perfect")
+    return (
+        f"| {seen['trials']} calls of a perfect agent, {seen['parallel']} at once: found; minutes; stop latency off by "
+        f"at most, in {seen['stops']} stops | {seen['found'] or 'nothing'}; {seen['seconds'] / 60:.1f}; "
+        f"{seen['stop_error_ms']['max']:.1f} ms |"
+    )
 
 
 def commands() -> set[str]:
@@ -365,9 +413,9 @@ def starts() -> str:
     )
 
 
-def concurrency() -> list[str]:
+def concurrency(name: str = "h200-concurrency") -> list[str]:
     """First audio by the number of requests."""
-    rows = result("h200-concurrency")["rows"]
+    rows = result(name)["rows"]
     together, random = ([row for row in rows if row["arrival"] == how] for how in ("together", "poisson"))
     return [
         f"| {one['requests']} | {one['ttfa_ms_p50']:.0f} / {one['ttfa_ms_p95']:.0f} ms | {other['ttfa_ms_p50']:.0f} / "
@@ -410,3 +458,30 @@ def h200_gaps() -> list[str]:
         for data, name in rows
         for seen, paced in [(data["policies"][name], data["paced"][name])]
     ]
+
+
+def side_by_side() -> list[str]:
+    """Qwen3-TTS by three runtimes, in one run."""
+    return [
+        f"| {row['runtime']} | {row['how']} | {row['requests']} | {row['ttfa_ms_p50']:.0f} / {row['ttfa_ms_p95']:.0f} "
+        f"ms | {row['rtf']:.3f} |"
+        for row in result("h200-qwen3-tts")["rows"]
+    ]
+
+
+QWEN_GAPS = {"h200-qwen3-tts-gaps": "there as a whole", "h200-qwen3-tts-text": "written at 15 words a second"}
+"""Callers of Qwen3-TTS, and what their texts are."""
+
+
+def qwen_gaps() -> list[str]:
+    """Callers in real time on the GPU."""
+    rows = []
+    for name, texts in QWEN_GAPS.items():
+        data = result(name)
+        seen, paced = (data[runs]["predictor"] for runs in ("policies", "paced"))
+        first, simulated = (f"{run['ttfa_p50_ms']:.0f} / {run['ttfa_p95_ms']:.0f} ms" for run in (seen, paced))
+        load = data["comparison"]["predictor"]["real_load"]
+        rows.append(
+            f"| {load:.0f} | {texts} | {seen['requests_with_gaps']} of {seen['requests']} | {first} | {simulated} |"
+        )
+    return rows

@@ -17,6 +17,9 @@ MISSED = {"browser-beside-1": {"concealed inside sound", "underruns", "packet to
 """By file, the lines that are published though they miss their target: the README says so."""
 
 
+QWEN = "h200-qwen3-tts"
+
+
 def of(module: Any) -> Callable[[str], Iterable[Line]]:
     """The lines of a benchmark whose file has all its figures at the top."""
 
@@ -48,3 +51,18 @@ def test_nothing_published_misses_what_is_asked_of_it(
     found = [(what.strip(), met) for what, _, _, met in lines(name) if met is not None]
     assert len(found) >= least
     assert {what for what, met in found if not met} == MISSED.get(name, set())
+
+
+def test_qwen3_tts_on_one_h200_reaches_what_was_asked_of_it() -> None:
+    rows = {(row["runtime"].partition(" 0")[0], row["how"], row["requests"]): row for row in result(QWEN)["rows"]}
+    one, many = (rows["this engine", "together", requests] for requests in (1, 16))
+    assert one["ttfa_ms_p50"] <= 12 and many["ttfa_ms_p95"] <= 30
+    assert rows["this engine", "four words, then 20 a second", 1]["ttfa_ms_p50"] <= one["ttfa_ms_p50"]
+    others = [row for (name, _, requests), row in rows.items() if name == "faster-qwen3-tts" and requests == 1]
+    assert len(others) == 2 and not result(QWEN)["failed"]
+    for other in others:
+        assert other["ttfa_ms_p50"] >= 8 * one["ttfa_ms_p50"] and other["rtf"] >= one["rtf"]
+    for name, least in ((f"{QWEN}-gaps", 128), (f"{QWEN}-text", 48)):
+        seen = result(name)["policies"]["predictor"]
+        assert (seen["requests"], seen["requests_with_gaps"]) == (300, 0)
+        assert result(name)["comparison"]["predictor"]["real_load"] >= least

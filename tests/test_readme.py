@@ -27,10 +27,13 @@ from readme import (
     links,
     microphone,
     page,
+    perfect,
     planning,
     probed,
+    qwen_gaps,
     result,
     self_check,
+    side_by_side,
     simulating,
     stages,
     starts,
@@ -67,8 +70,10 @@ def test_every_event_is_named() -> None:
 
 def test_every_figure_comes_from_a_benchmark() -> None:
     cpu = (*figures(), *deadlines(), planning(), simulating(), *gaps())
-    talk = (*links(), *elsewhere(), *transport(), *microphone(), *probed())
-    for row in (*cpu, *talk, *ablation(), *concurrency(), *stages(), *h200_gaps()):
+    talk = (*links(), *elsewhere(), *transport(), *microphone(), *probed(), perfect())
+    gpu = (*ablation(), *concurrency(), *stages(), *h200_gaps())
+    qwen = (*side_by_side(), *concurrency("h200-qwen3-tts-concurrency"), *qwen_gaps())
+    for row in (*cpu, *talk, *gpu, *qwen):
         assert row in README.splitlines(), f"the README lacks this row of the results: {row}"
     for words in (
         bounds(),
@@ -91,9 +96,16 @@ def test_every_figure_comes_from_a_benchmark() -> None:
 def test_published_probes_found_nothing_and_were_made_as_the_readme_says() -> None:
     for name in PROBES:
         assert good(name)["command"] in commands()
+    assert result("probe-perfect")["command"] in commands()
+    page = (ROOT / "tests" / "bench" / "results" / "probe-agent.html").read_text()
+    assert "nothing was found" in page and good("probe-agent")["command"] in page
 
 
 def test_published_probes_reach_what_was_asked_of_them() -> None:
+    agent, perfect = good("probe-agent"), result("probe-perfect")
+    assert len(agent["trials"]) >= 200 and agent["seconds"] < 1800
+    assert (perfect["trials"], perfect["parallel"], perfect["found"]) == (200, 8, 0)
+    assert perfect["seconds"] < 600 and perfect["stop_error_ms"]["max"] <= 10
     assert good("probe-kill")["load"]["killed"]["calls"] == 4
     assert good("probe-cycles")["load"]["cycles"]["cycles"] == 500
     assert result("probe-neteq")["all"]["stop_error_ms"]["max"] <= 10
