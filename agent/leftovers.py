@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 
 SOON = 1.0
 """Seconds after the end of a call; those that end until then are freed together."""
+LOOK, PATIENCE = 0.1, 10.0
+"""Seconds between two looks at whether anybody hears something, and those after which that does not matter any more: a
+collection takes some milliseconds, and a packet that is late by these may come too late for the listener's buffer."""
 
 
 def set_apart() -> None:
@@ -21,17 +25,20 @@ def set_apart() -> None:
 
 
 class Leftovers:
-    """To be made on the event loop, once start-up is over."""
+    """To be made on the event loop, once start-up is over. `quiet`: nobody hears anything just now."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: Callable[[], bool] = lambda: True) -> None:
         set_apart()
+        self._quiet, self._patient_until = quiet, 0.0
         self._due: asyncio.TimerHandle | None = None
         self._closed = False
 
     def free_soon(self) -> None:
         """A call has ended."""
         if self._due is None and not self._closed:
-            self._due = asyncio.get_running_loop().call_later(SOON, self._free)
+            loop = asyncio.get_running_loop()
+            self._patient_until = loop.time() + SOON + PATIENCE
+            self._due = loop.call_later(SOON, self._free)
 
     def close(self) -> None:
         """Frees nothing more, whatever ends from now on."""
@@ -40,5 +47,9 @@ class Leftovers:
             self._due.cancel()
 
     def _free(self) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._quiet() and loop.time() < self._patient_until:
+            self._due = loop.call_later(LOOK, self._free)
+            return
         self._due = None
         gc.collect()

@@ -154,7 +154,7 @@ async def answer(
     signals: asyncio.Queue[None],
 ) -> None:
     """Until a signal comes, then drains. Raises ServeError where another program has begun to listen there."""
-    leftovers = Leftovers()
+    leftovers = Leftovers(lambda: calls.quiet)
     calls.ended = leftovers.free_soon
     patience = HANDSHAKE_SECONDS if tls else None
     try:

@@ -69,6 +69,33 @@ async def test_calls_that_end_together_are_freed_together(
     leftovers.close()
 
 
+async def test_nothing_is_freed_while_somebody_hears_something_but_for_too_long(
+    monkeypatch: pytest.MonkeyPatch, collections: list[int]
+) -> None:
+    for name, seconds in {"SOON": 0.01, "LOOK": 0.01, "PATIENCE": 30.0}.items():
+        monkeypatch.setattr(f"agent.leftovers.{name}", seconds)
+    quiet, asked = False, 0
+
+    def is_quiet() -> bool:
+        nonlocal asked
+        asked += 1
+        return quiet
+
+    leftovers, ended = Leftovers(is_quiet), call()
+    leftovers.free_soon()
+    await until(lambda: asked > 3)
+    leftovers.free_soon()
+    assert ended() is not None
+    quiet = True
+    await until(lambda: ended() is None)
+    assert collections == [2, 2]
+    quiet, ended = False, call()
+    monkeypatch.setattr("agent.leftovers.PATIENCE", 0.05)
+    leftovers.free_soon()
+    await until(lambda: ended() is None)
+    leftovers.close()
+
+
 async def test_what_there_was_before_is_not_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.leftovers.SOON", 0.0)
     before = Part()
