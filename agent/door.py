@@ -78,10 +78,11 @@ def noting(door: Door) -> Middleware:
     return noted
 
 
-class MalformedFilter(logging.Filter):
-    """Drops aiohttp's report of a request that is no HTTP: it quotes the request, and with it what may be a token.
-    The client was answered 400."""
+class NoFaultFilter(logging.Filter):
+    """Drops aiohttp's reports of what is no fault of this server: a request that is no HTTP, which it quotes, and with
+    it what may be a token (the client was answered 400); and a client that is gone before it is answered."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, aiohttp.http_exceptions.HttpProcessingError | web.RequestPayloadError)
+        malformed = aiohttp.http_exceptions.HttpProcessingError | web.RequestPayloadError
+        return not isinstance(error, malformed | aiohttp.ClientConnectionResetError)

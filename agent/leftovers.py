@@ -29,7 +29,7 @@ class Leftovers:
 
     def __init__(self, quiet: Callable[[], bool] = lambda: True) -> None:
         set_apart()
-        self._quiet, self._patient_until = quiet, 0.0
+        self._quiet = quiet
         self._due: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -37,8 +37,7 @@ class Leftovers:
         """A call has ended."""
         if self._due is None and not self._closed:
             loop = asyncio.get_running_loop()
-            self._patient_until = loop.time() + SOON + PATIENCE
-            self._due = loop.call_later(SOON, self._free)
+            self._due = loop.call_later(SOON, self._free, loop.time() + SOON + PATIENCE)
 
     def close(self) -> None:
         """Frees nothing more, whatever ends from now on."""
@@ -46,10 +45,10 @@ class Leftovers:
         if self._due is not None:
             self._due.cancel()
 
-    def _free(self) -> None:
+    def _free(self, at_latest: float) -> None:
         loop = asyncio.get_running_loop()
-        if not self._quiet() and loop.time() < self._patient_until:
-            self._due = loop.call_later(LOOK, self._free)
+        if not self._quiet() and loop.time() < at_latest:
+            self._due = loop.call_later(LOOK, self._free, at_latest)
             return
         self._due = None
         gc.collect()

@@ -22,7 +22,7 @@ from aiohttp.abc import AbstractAccessLogger
 
 from agent.answering import Answering
 from agent.calls import CallLimits, Calls
-from agent.door import ROUTE, Door, MalformedFilter, noting
+from agent.door import ROUTE, Door, NoFaultFilter, noting
 from agent.guard import Access, AccessError, is_loopback
 from agent.leftovers import Leftovers
 from agent.server import attach
@@ -86,7 +86,7 @@ def run(config: ServeConfig, started: Callable[[RuntimeConfig], Runtime] = Runti
     tls = tls_context(config)
     if config.voices is not None and not config.voices.is_dir():
         raise ServeError(f"--voices: expected a folder, got {config.voices}; `breezert voice add` makes one")
-    logging.getLogger("aiohttp.server").addFilter(MalformedFilter())
+    logging.getLogger("aiohttp.server").addFilter(NoFaultFilter())
     with bound(config.access.host, config.port) as sock:
         try:
             runtime = started(config.runtime)

@@ -83,8 +83,8 @@ def check_mode(request: Request, spec: ModelSpec) -> None:
     scale = request.sampling.cfg_scale
     if scale not in (None, 1.0, spec.sampling.cfg_scale) and not spec.guided:
         raise RequestError(
-            f"cfg_scale must be left out: voice {spec.name} is not guided, got {scale:g}; take one that knows "
-            "instructions, like Breeze TTS 2",
+            f"cfg_scale must be left out: voice {spec.name} is not guided, got {scale:g}; take one with "
+            "guidance, like Breeze TTS 2",
             "cfg_scale",
         )
     if request.language and request.language.lower() not in spec.languages:

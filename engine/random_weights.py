@@ -76,8 +76,8 @@ def encoder(name: str, *, device: torch.device) -> CodecEncoder:
 
 
 def qwen(main: Section) -> Qwen3TTS:
-    """Text as one token for each piece that the published tokenizer parts it into, which are words and marks: those
-    that are not rare are one there, too. So its templates have as many tokens, and open texts begin as early."""
+    """Text as one token for each piece that the published tokenizer parts it into before it merges, words and marks: so
+    its templates have as many tokens, and an open text has one at least for each word."""
     marks = {"<|im_start|>": main.integer("im_start_token_id"), "<|im_end|>": main.integer("im_end_token_id")}
     words, audio = tokenizer(marks, qwen3_tts.SPLIT), main.section(qwen3_tts.CODEC)
     return qwen3_tts.outline(HERE, main, audio, qwen3_tts.read_config(HERE, main, audio), words)

@@ -68,14 +68,10 @@ class SpeakerConfig:
         )
         if not 3 <= len(channels) == len(kernels) == len(dilations) or len(set(channels[:-1])) > 1:
             raise d.misfit("enc_channels", "as long as enc_kernel_sizes and enc_dilations, and equal but for the last")
-        sample_rate = d.integer("sample_rate", low=8000, high=192_000)
-        columns = math.ceil(LEAST_SECONDS * sample_rate) // HOP
-        if any(dilation * (kernel - 1) // 2 >= columns for kernel, dilation in zip(kernels, dilations, strict=True)):
-            raise d.misfit("enc_dilations", f"so small that a block sees less than {columns} columns on either side")
         scale = d.integer("enc_res2net_scale", low=2)
         if channels[0] % scale:
             raise d.misfit("enc_res2net_scale", f"a divisor of {channels[0]}")
-        return cls(
+        config = cls(
             d.integer("enc_dim"),
             d.integer("mel_dim"),
             channels,
@@ -84,8 +80,12 @@ class SpeakerConfig:
             d.integer("enc_attention_channels"),
             scale,
             d.integer("enc_se_channels"),
-            sample_rate,
+            d.integer("sample_rate", low=8000, high=192_000),
         )
+        columns = config.least_samples // HOP
+        if any(dilation * (kernel - 1) // 2 >= columns for kernel, dilation in zip(kernels, dilations, strict=True)):
+            raise d.misfit("enc_dilations", f"so small that a block sees less than {columns} columns on either side")
+        return config
 
 
 class Around(nn.Module):

@@ -1,5 +1,5 @@
-"""Voices with a name: a folder of them, one file each, with codes, transcript, a speaker's vector where the
-voice reads one, and a card that says who agreed to what.
+"""Voices with a name: a folder of them, one file each, with codes, transcript, a speaker's vector where
+the voice reads one, and a card that says who agreed to what.
 
 It does not know who speaks like them, nor how a recording becomes codes. A file holds no sound: NAME.json, as
 `NamedVoice.to_dict` writes it.

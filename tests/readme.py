@@ -57,7 +57,7 @@ def dates() -> list[str]:
         f"{result('probe-agent')['machine']['date']}, on 2 cores: {cores(['probe-agent'])} for the scenarios, "
         f"{cores(PROBES[1:])} for the others:",
         f"PyTorch {result('h200-qwen3-tts')['torch']}, {result('h200-qwen3-tts')['date']} (`h200-qwen3-tts.json`).",
-        f"it found nothing ({cores(['probe-perfect'])}, {result('probe-perfect')['machine']['date']}):",
+        f"it found nothing (on 2 cores {cores(['probe-perfect'])}, {result('probe-perfect')['machine']['date']}):",
         f"PyTorch {result('plan')['torch']}, {result('plan')['date']}:",
     ]
 

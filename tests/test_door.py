@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
+import aiohttp
 import pytest
 from aiohttp import web
 
-from agent.door import SILENT_SECONDS, Door, MalformedFilter, noting
+from agent.door import SILENT_SECONDS, Door, NoFaultFilter, noting
 from agent.serve import AccessLog
 
 
@@ -90,7 +91,7 @@ async def test_so_many_come_in_and_no_more(house: House) -> None:
 
 async def test_a_malformed_request_leaves_no_secret_in_the_log(house: House, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    logger, dropped = logging.getLogger("aiohttp.server"), MalformedFilter()
+    logger, dropped = logging.getLogger("aiohttp.server"), NoFaultFilter()
     logger.addFilter(dropped)
     try:
         answer = await house.connect(b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer s3cret\x01\r\n\r\n")
@@ -99,3 +100,16 @@ async def test_a_malformed_request_leaves_no_secret_in_the_log(house: House, cap
         logger.removeFilter(dropped)
     assert "s3cret" not in caplog.text
     assert "Traceback" not in caplog.text
+
+
+def test_a_client_that_is_gone_is_no_fault() -> None:
+    """As aiohttp reports who leaves between a request's head and its body, which curl announces (Expect)."""
+    filter_ = NoFaultFilter()
+
+    def reported(error: Exception) -> bool:
+        record = logging.LogRecord("aiohttp.server", logging.ERROR, "", 0, "Error handling request", None, None)
+        record.exc_info = (type(error), error, None)
+        return filter_.filter(record)
+
+    assert not reported(aiohttp.ClientConnectionResetError("Cannot write to closing transport"))
+    assert reported(ConnectionError("of our own"))
