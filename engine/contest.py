@@ -8,13 +8,14 @@ interrupts, and first audio counts from submit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, exp, inf, log
 from random import Random
 
 from engine.core import Failed, Limits, ModelSpec
 from engine.costs import ProfileCosts
+from engine.listener import Listener
 from engine.metrics import QUANTILES, quantile
 from engine.policies import PREDICTOR
 from engine.policy import Explain
@@ -71,6 +72,10 @@ class Result:
     """Seconds of device time, of `elapsed` until the last output."""
     elapsed: float
     steps: int
+    text_waits: int = 0
+    """Silences because a text that was still being written was late; they are no gaps."""
+    most_at_once: int = 0
+    """Listeners who heard something at the same instant."""
 
 
 def speed(seed: int) -> float:
@@ -121,7 +126,19 @@ def counted(race: Race, simulation: Simulation) -> Result:
         simulation.metrics["device_busy_seconds_total"],
         simulation.outputs[-1][0] if simulation.outputs else 0.0,
         int(simulation.metrics["steps_total"]),
+        sum(x.text_waits for x in heard),
+        most_at_once(heard),
     )
+
+
+def most_at_once(listeners: Iterable[Listener]) -> int:
+    """Of those who heard anything, from their first sample, or where a late text went on, to the end."""
+    playing = most = 0
+    spans = [(x.plays_at, x.runs_out_at) for x in listeners if x.runs_out_at > x.plays_at]
+    for _, change in sorted([edge for begin, end in spans for edge in ((begin, 1), (end, -1))]):
+        playing += change
+        most = max(most, playing)
+    return most
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +164,10 @@ class Figures:
     audio_seconds: float
     unheard_seconds: float
     """Of those: made, but never heard."""
+    text_waits: int = 0
+    """See Result."""
+    most_at_once: int = 0
+    """In one run."""
 
 
 def figures(results: Sequence[Result]) -> Figures:
@@ -169,4 +190,6 @@ def figures(results: Sequence[Result]) -> Figures:
         1 - busy / elapsed if elapsed else 1.0,
         audio,
         sum(one.unheard for one in results),
+        sum(one.text_waits for one in results),
+        max(one.most_at_once for one in results),
     )

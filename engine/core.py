@@ -26,6 +26,8 @@ MOST_SAMPLES = 2**53
 """Of one request's audio that can have been played: more no float counts exactly."""
 MOST_SECONDS = 1e15
 """Of an instant or a duration that anybody tells: beyond, a float has no fractions of a second."""
+RECORDED_RATE = 24_000
+"""Samples a second of recordings that become codes."""
 MOST_RECORDED = 2_000_000
 """Samples of a recording: more than a minute of them."""
 MOST_OF_A_VECTOR = 1e6
@@ -463,6 +465,8 @@ class Text:
     request_id: int
     ids: tuple[int, ...]
     done: bool = False
+    came_at: float | None = None
+    """When its caller handed it in, as in Submit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,8 @@ class TextPiece:
     request_id: int
     text: str
     done: bool = False
+    came_at: float | None = None
+    """As in core.Text."""
 
 
 def packed(request: Request) -> bytes:

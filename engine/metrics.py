@@ -80,7 +80,7 @@ def missing_seconds(arrivals: Sequence[tuple[float, float]]) -> float:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The nearest-rank quantile of sorted, non-empty values."""
+    """Of sorted, non-empty values: the smallest that more than this share of them do not exceed, or the largest."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 

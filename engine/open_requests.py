@@ -77,7 +77,7 @@ class OpenRequests:
         if piece.done:
             self.drop(number)
         if ids or piece.done:
-            self._put(Text(number, ids, piece.done))
+            self._put(Text(number, ids, piece.done, piece.came_at))
 
     @property
     def patience(self) -> float | None:

@@ -196,7 +196,7 @@ class Runtime:
                     "text",
                 )
             request.chars_left, request.heard_at = None if done else left - len(text), now
-            self._link.send(TextPiece(request_id, text, done))
+            self._link.send(TextPiece(request_id, text, done, now))
 
     def cancel(self, request_id: int) -> None:
         """Marks the request as unwanted: Finished(CANCELLED) follows unless it was already made whole, and then nobody

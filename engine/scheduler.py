@@ -234,13 +234,14 @@ class Scheduler:
         return []
 
     def _read(self, text: Text, now: float) -> list[Output]:
-        """More text of a request: what waits for enough to begin with may have it; what has run out of it too late for
-        anybody to help begins anew."""
+        """More text of a request: what waits for enough to begin with may have it; what has run out of it, and gets it
+        when nobody could help any more, begins anew. For what came in time and waited here the engine answers."""
         stream = self._find(text.request_id)
         if stream is None or stream.text is None or stream.text.done:
             return []
         waits = stream.opens
-        if stream.lacks_text and not (stream.pending or stream.silent) and self._judge.too_late(stream, now):
+        came_at = now if text.came_at is None else min(now, text.came_at)
+        if stream.lacks_text and not (stream.pending or stream.silent) and self._judge.too_late(stream, came_at):
             self.metrics.count(Count.TEXT_WAITS)
             stream.fall_silent()
         stream.take_text(text)

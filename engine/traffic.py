@@ -83,8 +83,10 @@ class Utterance:
         if self.text_rate is not None:
             last = self.text_tokens - 1
             for word in range(last):
-                yield self.at + (word + 1) / self.text_rate, Text(request_id, (0,))
-            yield self.at + last / self.text_rate, Text(request_id, (0,) * 3, True)
+                at = self.at + (word + 1) / self.text_rate
+                yield at, Text(request_id, (0,), came_at=at)
+            at = self.at + last / self.text_rate
+            yield at, Text(request_id, (0,) * 3, True, at)
 
 
 @dataclass(frozen=True, slots=True)

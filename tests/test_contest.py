@@ -51,6 +51,7 @@ def test_a_chunk_after_first_delivery_and_audio_before_it_is_a_gap() -> None:
         busy=2.5,
         elapsed=3.5,
         steps=40,
+        most_at_once=3,
     )
 
 

@@ -51,13 +51,14 @@ class Row:
     ttfa_ms_p50: float
     ttfa_ms_p95: float
     rtf: float
+    rounds: int
 
 
 def row(runtime: str, how: str, first: Sequence[float], rounds: Sequence[float], requests: int, frames: int) -> Row:
     """From the seconds to first audio of every request, and the seconds of every round."""
     p50, p95 = (round(1000 * quantile(sorted(first), share), 3) for share in (0.5, 0.95))
     rtf = sum(rounds) / (len(rounds) * requests * frames * FRAME_SECONDS)
-    return Row(runtime, how, requests, p50, p95, round(rtf, 5))
+    return Row(runtime, how, requests, p50, p95, round(rtf, 5), len(rounds))
 
 
 def of_engine(args: argparse.Namespace) -> list[Row]:
@@ -158,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--frames", type=int, default=48, help="of each utterance, 80 ms each (default: %(default)s)")
     add("--requests", type=int, nargs="+", default=[1, 4, 16], metavar="N")
     add("--rounds", type=int, default=20, help="of this engine (default: %(default)s)")
-    add("--slow-rounds", type=int, default=4, help="of the peers (default: %(default)s)")
+    add("--slow-rounds", type=int, default=5, help="of the peers (default: %(default)s)")
     add("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     if args.json:
@@ -182,6 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = describe(name, argv)
         about["command"] = str(about["command"]).replace("breezert", "python tests/bench/qwen3_tts", 1)
         told = {"model": args.model, "frames": args.frames, "text": TEXT, "stubs": missing, "failed": failed}
+        told["transformers"] = version("transformers")
         write_json(str(args.json), {**about, **told, "rows": [asdict(each) for each in rows]})
     return 1 if failed else 0
 
