@@ -24,9 +24,11 @@ from engine.core import (
     Admission,
     Chunk,
     Limits,
+    Mode,
     ModelSpec,
     Prompt,
     PromptRow,
+    Reference,
     Request,
     Row,
     SamplingParams,
@@ -219,7 +221,7 @@ def calibrate(model: Model, executor: Executor, limits: Limits, runs: int, conso
 
     `runs` rounds of an utterance alone, and proportionally fewer of larger batches (no fewer than FEW), evenly mixed so
     that what disturbs the machine for a while disturbs all alike; each batch size after one that is thrown away. A
-    process reads the audio meanwhile, as it does when an engine runs.
+    process reads the audio meanwhile, as it does when an engine runs. Recordings come last.
     """
     sizes, clock = batches(limits, limits.batches), MonotonicClock()
     for batch in sizes:
@@ -237,9 +239,13 @@ def calibrate(model: Model, executor: Executor, limits: Limits, runs: int, conso
 
 
 def tokens_per_char(model: Model) -> float:
-    """What the voice's tokenizer makes of English text; 1 if it cannot read any."""
+    """What the voice's tokenizer makes of English text; 1 if it cannot read any. One that only clones reads it like
+    somebody of whom nothing but a vector is known."""
+    spec = model.spec
+    like = None if Mode.PLAIN in spec.modes else Reference("", (), (0.0,) * spec.vector_width)
     try:
-        once, twice = (model.prompt(Request(SENTENCE * n, model.spec.sampling)).text_tokens for n in (1, 2))
+        requests = (Request(SENTENCE * n, spec.sampling, reference=like) for n in (1, 2))
+        once, twice = (model.prompt(request).text_tokens for request in requests)
     except RequestError:
         return 1.0
     return round((twice - once) / len(SENTENCE), 3)

@@ -94,13 +94,13 @@ def test_json_has_ratios_and_what_was_published_apart() -> None:
 
 
 def test_targets_are_judged() -> None:
-    good = Ablation("", "", rows(300.0, 120.0, 66.0, 20.0)).verdicts()
+    good = Ablation("", "random-breeze-tts-2", rows(300.0, 120.0, 66.0, 20.0)).verdicts()
     assert good == [
         "all stages as graphs: 20.0 ms to first audio (p50), which meets the target of 20 ms",
         "15.0 times as fast as op by op, 16 frames before the first chunk, which meets the target of 15 times",
         "6.0 times as fast as op by op, chunks of 1, 2, 4, 8, 16 frames, which meets the target of 6 times",
     ]
-    bad = Ablation("", "", rows(300.0, 120.0, 66.0, 21.0)).verdicts()
+    bad = Ablation("", "random-breeze-tts-2", rows(300.0, 120.0, 66.0, 21.0)).verdicts()
     assert all("short of the target of" in line for line in bad)
 
 
@@ -112,7 +112,7 @@ def printed(ablation: Ablation) -> str:
 
 
 def test_the_table_fits_a_terminal_and_names_the_gpu_of_what_was_published() -> None:
-    said = printed(Ablation("NVIDIA H200", "", rows(2400.0, 150.0, 66.0, 12.04)))
+    said = printed(Ablation("NVIDIA H200", "breeze-tts-2", rows(2400.0, 150.0, 66.0, 12.04)))
     assert f"{PUBLISHED['gpu']}, ms" in said
     (last,) = [line.split() for line in said.splitlines() if "every stage" in line]
     assert last == ["and", "every", "stage", "12.0", "24.1", "20", "1", "3", "35"]
@@ -128,6 +128,17 @@ def test_where_nothing_is_captured_there_is_nothing_to_compare() -> None:
     assert not done.captures
     assert "H100" not in written.getvalue()
     assert "target" not in written.getvalue()
+
+
+def test_what_was_published_of_one_model_does_not_stand_beside_another() -> None:
+    ablation = Ablation("NVIDIA H200", "random-qwen3-tts-1.7b", rows(2400.0, 150.0, 66.0, 12.0))
+    assert "H100" not in printed(ablation)
+    assert "published" not in ablation.to_dict()
+    assert ablation.verdicts() == [
+        "all stages as graphs: 12.0 ms to first audio (p50)",
+        "200.0 times as fast as op by op, 16 frames before the first chunk",
+        "12.5 times as fast as op by op, chunks of 1, 2, 4, 8, 16 frames",
+    ]
 
 
 def test_steps_have_the_names_of_the_readme() -> None:

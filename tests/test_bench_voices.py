@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
-from voices import KINDS
+from voices import KINDS, voice
 
 from engine import bench_voices
 from engine import device as devices
@@ -74,6 +75,7 @@ def test_figures_stand_beside_what_was_asked() -> None:
     slow = (replace(rows[0], all_ms_p50=1501.0),)
     assert [met for _, met in targets(replace(done, threads=1, encoding=slow))] == [False, True]
     assert [met for _, met in targets(replace(done, recording_seconds=2.0))] == [True]
+    assert [met for _, met in targets(replace(done, first_audio=audio[1:]))] == [True, False]
 
 
 def test_its_ear_is_the_encoder() -> None:
@@ -98,6 +100,15 @@ def test_the_command_writes_all_figures(tmp_path: Path) -> None:
     assert [row["together"] for row in data["encoding"]] == [1, 2]
     assert (data["recording_seconds"], data["encoder"], data["voice"]) == (2.0, "tiny", "checkpoint")
     assert data["making_ms_p50"] > 0
+
+
+def test_a_voice_that_only_clones_has_no_plain_first_audio(tmp_path: Path) -> None:
+    said = "--text", "hello there", "--ref-text", "good day to you", "--seconds", "1", "--runs", "1"
+    folder, path = voice("qwen3_tts.base", tmp_path), tmp_path / "voices.json"
+    shutil.copytree(TINY / "audio_tokenizer", folder / "speech_tokenizer", dirs_exist_ok=True)  # it has an encoder
+    assert main(["bench", "voices", "--voice", str(folder), "--device", "cpu", *said, "--json", str(path)]) == 0
+    data = json.loads(path.read_text())
+    assert [row["voice"] for row in data["first_audio"]] == [FIRST, CACHED]
 
 
 def test_a_voice_that_does_not_clone_says_so(capsys: pytest.CaptureFixture[str]) -> None:

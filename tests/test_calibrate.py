@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, models
+from voices import voice
 
 from engine import random_weights
 from engine.calibrate import (
@@ -60,8 +61,11 @@ def cramped(folder: Path, max_positions: int) -> tuple[Model, Executor, Limits]:
 def test_the_tokens_of_a_text_are_counted_or_taken_to_be_its_characters(tmp_path: Path) -> None:
     reads, cannot = load(RuntimeConfig(device="cpu"))[0], cramped(tmp_path / "voice", 100)[0]
     coarse = random_weights.outline("tiny")
+    kinds = "qwen3_tts", "qwen3_tts.base"
+    plain, clones = (load(RuntimeConfig(voice(kind, tmp_path), device="cpu"))[0] for kind in kinds)
     assert (tokens_per_char(reads), tokens_per_char(cannot)) == (1.0, 1.0)
     assert 0.2 < tokens_per_char(coarse) < 0.3
+    assert tokens_per_char(clones) == tokens_per_char(plain) != 1.0
 
 
 @pytest.mark.parametrize("max_positions", [2, 3, 20, 40, 100])

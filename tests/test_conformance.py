@@ -109,15 +109,32 @@ def test_masked_rows_leave_everything_as_it_was(model: Model) -> None:
     assert torch.equal(state.kv.values[:, 1:], values)
 
 
-def test_a_step_is_the_prefill_of_its_frame(model: Model) -> None:
-    functions, embeds, codes = model.plain(), numbers(11, model.width), frames(model, 1)
-    text = numbers(1, model.width, seed=3) if model.reads_on else None
-    fed = model.embed_frames(codes) if text is None else model.embed_frames(codes) + text
-    (whole,) = entered(functions, state_of(model), [torch.cat((embeds, fed))], [1])
-    state = state_of(model)
-    entered(functions, state, [embeds], [1])
-    valid, slots = torch.tensor([True]), torch.tensor([1])
-    near(functions.decode(codes, text, torch.tensor([11]), valid, state.kv, slots, PAGES)[0], whole[-1])
+def test_a_masked_row_beside_another_leaves_its_slot_as_it_was(model: Model) -> None:
+    functions, state = model.plain(), state_of(model)
+    entered(functions, state, [numbers(20, model.width), numbers(20, model.width, seed=1)], [2, 5])
+    before = state.kv.keys.clone(), state.kv.values.clone()
+    text = numbers(2, model.width, seed=3) if model.reads_on else None
+    valid, slots = torch.tensor([False, True]), torch.tensor([2, 5])
+    functions.decode(frames(model, 2), text, torch.tensor([20, 20]), valid, state.kv, slots, PAGES)
+    for now, then in zip((state.kv.keys, state.kv.values), before, strict=True):
+        changed = (now != then).flatten(2).any(2).any(0)[1:].view(LIMITS.num_slots, PAGES).any(1)
+        assert changed.tolist() == [slot == 5 for slot in range(1, LIMITS.num_slots + 1)]
+
+
+def test_steps_are_the_prefill_of_their_frames(model: Model) -> None:
+    """Of rows of two lengths, side by side, one step after the other."""
+    functions, lengths, slots = model.plain(), torch.tensor([11, 7]), torch.tensor([1, 4])
+    rows = [numbers(int(length), model.width, seed=int(length)) for length in lengths]
+    codes, texts = frames(model, 4, 2), numbers(4, 2, model.width, seed=3)
+    fed = model.embed_frames(codes.flatten(0, 1)).view(4, 2, -1) + (texts if model.reads_on else 0)
+    whole = entered(functions, state_of(model), [torch.cat((row, fed[:, i])) for i, row in enumerate(rows)], [1, 4])
+    state, valid = state_of(model), torch.tensor([True, True])
+    entered(functions, state, rows, [1, 4])
+    for step in range(4):
+        text = texts[step] if model.reads_on else None
+        states = functions.decode(codes[step], text, lengths + step, valid, state.kv, slots, PAGES)
+        for i, length in enumerate(lengths):
+            near(states[i], whole[i][length + step])
 
 
 # ---- text, codes ----
@@ -200,9 +217,12 @@ def test_streams_do_not_hear_each_other(model: Model) -> None:
     alone = [codec(codes[i : i + 1], state_of(model).codec, torch.tensor([1])) for i in range(3)]
     state = state_of(model).codec
     first = codec(codes[:2, :5], state, torch.tensor([4, 1]))
-    before = state.columns[[2, 3, 5, 6]].clone()
+    others = [2, 3, 5, 6]
+    columns, counts = state.columns[others].clone(), state.frames[others].clone()
     second = codec(codes[[2, 0, 1], 5:][:, :7], state, torch.tensor([0, 4, 1]))  # slot 0: padding
-    assert torch.equal(state.columns[[2, 3, 5, 6]], before)
+    assert torch.equal(state.columns[others], columns)
+    assert torch.equal(state.frames[others], counts)
+    assert state.frames[[4, 1]].tolist() == [12, 12]
     near(torch.cat((first, second[1:]), 1), torch.cat(alone[:2]))
 
 

@@ -17,6 +17,7 @@ from engine.core import Chunk, Finished, Limits, Output, Request, Row, Stage, St
 from engine.executor import Executor
 from engine.messages import RuntimeConfig
 from engine.models import Model
+from engine.models.qwen3_tts import Qwen3TTS
 from engine.runtime import Runtime
 
 pytestmark = [
@@ -123,3 +124,25 @@ def written(runtime: Runtime, request: Request, pieces: list[str]) -> list[list[
         assert isinstance(output, Chunk), output
         codes += output.codes.tolist()
     return codes
+
+
+@pytest.mark.parametrize("name", ["qwen3-tts-0.6b", NAME])
+def test_a_fused_depth_step_draws_the_likeliest_codes(name: str) -> None:
+    """In bfloat16, greedy: in some rows, in more than one tile of them, in as many as are captured. Plain operations
+    say how likely each code was after those before it: none is far behind the likeliest one."""
+    model = random_weights.load(name, device=torch.device("cuda"), dtype=torch.bfloat16)
+    assert isinstance(model, Qwen3TTS)
+    limits = Limits(num_slots=32, num_pages=32 * 16, max_batch=dict.fromkeys(Stage, 32), batches=(4, 12, 32))
+    executor = Executor(model, limits, frozenset({Stage.DEPTH}))
+    executor.capture()
+    asks = [ask(model, f"Number {number}.", temperature=0.0, depth_temperature=0.0) for number in range(32)]
+    lockstep(executor, limits, asks, frames=0)
+    for count in (4, 12, 32):
+        executor.run(Step(Stage.DEPTH, tuple(Row(number, (1 + number,)) for number in range(count))))
+        hidden, codes = executor.stages.hidden[1 : 1 + count], executor.stages.codes[1 : 1 + count, 0]
+        assert len({tuple(frame) for frame in codes.tolist()}) > 1
+        with torch.inference_mode():
+            _, logits = model.talker.code_predictor.logits(hidden, codes)
+        chosen = logits.gather(2, codes[:, 1:, None])[..., 0]
+        behind = (logits.amax(2) - chosen) / logits.std(2)
+        assert behind.max() < 0.2, f"{count} rows: {behind.amax(0).tolist()}"
