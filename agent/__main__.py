@@ -103,6 +103,10 @@ def serve_parser() -> argparse.ArgumentParser:
     )
     add_options(parser)
     add("--voices", type=Path, metavar="FOLDER", help="whose voices may be spoken with by name: see `voice`")
+    add("--ref-voice", metavar="NAME", help="speak like this one of --voices, unless a call says otherwise")
+    add("--speaker", metavar="NAME", help="who speaks, likewise, of a voice that knows several (default: its first)")
+    add("--spoken-language", metavar="NAME", help="of what is said, likewise, where the voice knows several")
+    add("--instruction", metavar="TEXT", help="how to speak, likewise, where the voice understands instructions")
     add(
         "--demo",
         action="store_true",
@@ -117,6 +121,7 @@ def serve(argv: Sequence[str]) -> int:
     from agent import serve as server
     from agent.answering import answering as asked
     from agent.calls import CallLimits
+    from agent.manner import Manner
     from agent.trouble import SettingsError
 
     args = serve_parser().parse_args(argv)
@@ -138,6 +143,12 @@ def serve(argv: Sequence[str]) -> int:
             answering=asked(args),
             drain=args.drain,
             voices=args.voices,
+            manner=Manner(
+                speaker=args.speaker,
+                language=args.spoken_language,
+                instruction=args.instruction,
+                voice=args.ref_voice,
+            ),
             ice_servers=tuple(args.ice_server),
             demo=args.demo,
         )

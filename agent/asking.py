@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from agent.manner import FIRST_SPEAKER, Manner
 from agent.protocol import Error, Speak
-from engine.checks import check_written
-from engine.core import ErrorCode, ModelSpec, Reference, Request, SamplingParams
+from engine.checks import RequestError, check_written
+from engine.core import ErrorCode, Mode, ModelSpec, Reference, Request, SamplingParams
+from engine.modes import check_wishes
 
 
 def unsayable(speak: Speak, max_chars: int) -> Error | None:
@@ -36,11 +37,14 @@ def to_request(speak: Speak, manner: Manner, spec: ModelSpec, reference: Referen
 
 
 def check_manner(manner: Manner, spec: ModelSpec) -> None:
-    """Raises RequestError, which names the field, for a manner in which nothing can be said. Of speakers and languages,
-    the voice knows which there are."""
+    """Raises RequestError, which names the field, for a manner in which nothing can be said, like whomever. Which
+    speakers there are, the voice knows."""
     request = to_request(Speak(id="any", text=""), manner, spec, None, epoch=0)
     for name in ("speaker", "instruction", "language"):
         check_written(name, getattr(request, name), spec.max_text_chars)
+    if request.instruction and spec.modes.isdisjoint((Mode.DESIGN, Mode.DIRECTION)):
+        raise RequestError(f"instruction must be left out: the voice {spec.name} follows none", "instruction")
+    check_wishes(request.language, request.sampling.cfg_scale, spec)
 
 
 def sampling_of(

@@ -59,7 +59,8 @@ class Calls:
 
     `opened` is told of every new session, so that an application can speak in it; with `answering` there is somebody in
     every call who listens and answers. `voices` are whom texts may be spoken like; they are closed with the calls.
-    Raises ValueError for a voice whose sample rate Opus does not take.
+    All is said in the `manner`, unless a call says otherwise. Raises ValueError for a voice whose sample rate Opus does
+    not take, and RequestError for a manner that cannot be.
     """
 
     def __init__(
@@ -70,8 +71,12 @@ class Calls:
         opened: Callable[[Session], None] = lambda session: None,
         answering: Answering | None = None,
         voices: Voices | None = None,
+        manner: Manner = USUAL,
     ) -> None:
         check_rate(engine.spec.sample_rate)
+        found(voices, manner.voice)
+        check_manner(manner, engine.spec)
+        self._manner = manner
         self.limits = limits or CallLimits()
         self.metrics = AgentMetrics(engine.snapshot)
         self.draining = False
@@ -116,6 +121,7 @@ class Calls:
         busy = self._engine.snapshot().get("retry_after_seconds", 0.0)
         if busy > 0:
             raise CallRefused("all voices are busy, a new caller would wait for too long: call again later", busy)
+        manner = self._manner.of(manner)
         found(self.voices, manner.voice)
         check_manner(manner, self._engine.spec)
         asked_at = self._clock.now()
@@ -185,6 +191,7 @@ class Calls:
             voices=self.voices,
         )
         session.scene, session.demo = self.scene, self.demo
+        session.usual = session.manner = self._manner
         self.scene.enter(session)
         return session
 

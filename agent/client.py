@@ -36,6 +36,7 @@ from agent.protocol import (
     Say,
     ServerMessage,
     SessionCreated,
+    SessionUpdate,
     Speak,
     Stop,
     TextAppend,
@@ -212,6 +213,21 @@ class Client:
         )
         utterance = self._utterances[name] = Utterance(name, text)
         return utterance
+
+    def update(
+        self,
+        *,
+        speaker: str | None = None,
+        language: str | None = None,
+        instruction: str | None = None,
+        voice: str | None = None,
+        cfg_scale: float | None = None,
+    ) -> None:
+        """How all is said from now on, replies too, unless a `speak` says otherwise; what is left out is as the server
+        says everything. Raises as `speak`."""
+        self._send_counted(
+            SessionUpdate(speaker=speaker, language=language, instruction=instruction, voice=voice, cfg_scale=cfg_scale)
+        )
 
     def append(self, utterance: Utterance, text: str) -> None:
         """More of the text of an utterance that is open. Raises as `speak`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.protocol import Speak
+from agent.protocol import SessionUpdate, Speak
 
 FIRST_SPEAKER = "S0"
 
@@ -21,7 +21,7 @@ class Manner(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     voice: str | None = None
     cfg_scale: float | None = None
 
-    def of(self, speak: Speak) -> Manner:
+    def of(self, message: Speak | SessionUpdate | Manner) -> Manner:
         """The message's, and where it says nothing, this."""
-        said = {name: getattr(speak, name) for name in self.__struct_fields__}
+        said = {name: getattr(message, name) for name in self.__struct_fields__}
         return Manner(**{name: getattr(self, name) if value is None else value for name, value in said.items()})

@@ -51,6 +51,17 @@ class Speak(Client, tag="speak", frozen=True):
     open: bool = False
 
 
+class SessionUpdate(Client, tag="session.update", frozen=True):
+    """How all is said from now on, replies too, unless a speak says otherwise: in the place of the offer's session.
+    Fields as those of speak; what is left out is as the server says everything."""
+
+    speaker: str | None = None
+    language: str | None = None
+    instruction: str | None = None
+    voice: str | None = None
+    cfg_scale: float | None = None
+
+
 class TextAppend(Client, tag="text.append", frozen=True):
     """More of the text of an utterance that is open: it is said while it is being written. Pieces may be cut
     anywhere."""
@@ -128,7 +139,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class SessionCreated(Server, tag="session.created", frozen=True):
     """The first message of a call: what the voice can do. speakers: who can speak, its own first; voices: the names of
     those that it can speak like; languages: what a speak may name. Each is left out where there is none. open_text: it
-    can say a text while that is being written."""
+    can say a text while that is being written; recordings: they become voices by voice.create and POST /voices."""
 
     id: str
     voice: str
@@ -141,6 +152,7 @@ class SessionCreated(Server, tag="session.created", frozen=True):
     voices: tuple[str, ...] = ()
     open_text: bool = False
     languages: tuple[str, ...] = ()
+    recordings: bool = False
 
 
 class VoiceCreated(Server, tag="voice.created", frozen=True):
@@ -337,7 +349,7 @@ class Pong(Server, tag="pong", frozen=True):
     t: float | None = None
 
 
-ClientMessage = Speak | TextAppend | TextDone | VoiceCreate | Stop | Say | Stats | Watch | Demo | Ping
+ClientMessage = Speak | SessionUpdate | TextAppend | TextDone | VoiceCreate | Stop | Say | Stats | Watch | Demo | Ping
 SpeechMessage = (
     SpeechQueued | SpeechStarted | SpeechProgress | SpeechUnderrun | SpeechPaused | SpeechContinued | SpeechStopped
 )

@@ -32,7 +32,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from agent import page, realtime_routes, speech_http, voices_http, whep
 from agent.answering import Answering
-from agent.calls import CallLimits, Calls
+from agent.calls import USUAL, CallLimits, Calls
 from agent.demo import Switchable
 from agent.guard import Access, Guard, Handler, Refusal, read_body
 from agent.manner import Manner
@@ -55,17 +55,18 @@ def attach(
     show: Switchable | None = None,
     voices: Voices | None = None,
     ice_servers: Iterable[whep.IceServer] = (),
+    manner: Manner = USUAL,
 ) -> Calls:
     """Adds the routes to an application below `prefix`, and returns its calls; they end with the application.
 
     `opened` is told of every new session. `answering` says who listens and answers in every call; brain and transcriber
     are started and closed with the application. `show`, the engine itself, lets callers change what it is shown with,
     see agent.demo. `voices` lets them make voices of recordings, and speak like these; they are closed with the
-    application, too. Players that call by WHEP are told of `ice_servers`. Raises ValueError for a voice whose sample
-    rate Opus does not take.
+    application, too. Players that call by WHEP are told of `ice_servers`. All is said in the `manner`, unless a call
+    says otherwise. Raises ValueError for a voice whose sample rate Opus does not take, and for a manner that cannot be.
     """
     clock = MonotonicClock()
-    calls = Calls(engine, limits, clock, opened, answering, voices)
+    calls = Calls(engine, limits, clock, opened, answering, voices, manner)
     if show is not None:
         calls.demonstrate(show)
     guard = Guard(access or Access(), clock, lambda status: calls.metrics.refused.labels(status).inc())

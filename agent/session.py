@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from agent.allowance import Allowance
-from agent.asking import to_request, unsayable
+from agent.asking import check_manner, to_request, unsayable
 from agent.listener import ListenerReports
 from agent.manner import Manner
 from agent.metrics import AgentMetrics
@@ -35,6 +35,7 @@ from agent.protocol import (
     Say,
     ServerMessage,
     SessionCreated,
+    SessionUpdate,
     Speak,
     SpeechQueued,
     SpeechStopped,
@@ -63,6 +64,7 @@ from engine.core import (
     Failed,
     Finished,
     FinishReason,
+    Mode,
     ModelSpec,
     Output,
     Playhead,
@@ -173,8 +175,8 @@ class Session:
         voices: Voices | None = None,
     ) -> None:
         self.id = session_id
-        self.manner = Manner()
-        """How all is said, unless a message says otherwise."""
+        self.usual = self.manner = Manner()
+        """How all is said in every call of the server; and in this one, unless a message says otherwise."""
         self._voices = voices
         self._making = VoiceMaking(voices, self.send, self.report) if voices is not None else None
         self._unsent: deque[ServerMessage] = deque(maxlen=MAX_UNSENT)
@@ -252,6 +254,7 @@ class Session:
             voices=self._voices.names if self._voices is not None else (),
             open_text=spec.open_text,
             languages=spec.languages,
+            recordings=self._making is not None and spec.encodes and Mode.CLONE in spec.modes,
         )
         self.send(created)
         if self.demo is not None:
@@ -292,6 +295,8 @@ class Session:
         match message:
             case Speak():
                 self.speak(message)
+            case SessionUpdate():
+                self._change_manner(message)
             case TextAppend():
                 self._append(message)
             case TextDone():
@@ -311,6 +316,17 @@ class Session:
             case Ping(t=t):
                 self.pinged = True
                 self.send(Pong(t=t))
+
+    def _change_manner(self, update: SessionUpdate) -> None:
+        manner = self.usual.of(update)
+        try:
+            found(self._voices, manner.voice)
+            check_manner(manner, self._engine.spec)
+        except RequestError as error:
+            message = str(error)[:MAX_REASON_CHARS]
+            self.report(Error(code=ErrorCode.BAD_REQUEST, message=message, field=error.field))
+        else:
+            self.manner = manner
 
     def _create_voice(self, create: VoiceCreate) -> None:
         if self._making is None:

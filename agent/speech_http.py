@@ -34,7 +34,7 @@ from agent.protocol import MAX_REASON_CHARS
 from agent.reading import ReadingFailed, pieces, read_aloud
 from agent.sentences import MAX_CHARS, speakable
 from agent.session import FAILED, Engine
-from agent.voices import Voices
+from agent.voices import Voices, found
 from engine.checks import RequestError
 from engine.clock import Clock, MonotonicClock
 from engine.core import PCM, ErrorCode, FinishReason, Mode, ModelSpec, Request
@@ -275,7 +275,8 @@ def to_requests(order: Order, spec: ModelSpec, voices: Voices | None = None) -> 
     check(order, spec)
     try:
         sampling = sampling_of(spec.sampling, order.seed, order.temperature, order.cfg_scale)
-        reference = voices.find(order.voice) if voices is not None and voices.has(order.voice) else None
+        like = order.voice not in OWN and voices is not None and voices.has(order.voice)
+        reference = found(voices, order.voice) if like else None
     except RequestError as error:
         raise Fault(400, "bad_request", str(error), error.field) from error
     first = reference is not None or order.voice in (*OWN, spec.name)

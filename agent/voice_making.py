@@ -12,14 +12,12 @@ import logging
 from collections.abc import Callable
 
 from agent.protocol import MAX_REASON_CHARS, Error, VoiceCreate, VoiceCreated
-from agent.voices import RETRY_AFTER, Voices, VoicesBusy
+from agent.voices import RETRY_AFTER, Voices, VoicesBusy, in_their_words
 from engine.checks import RequestError
 from engine.core import ErrorCode
 
 log = logging.getLogger(__name__)
 
-FIELDS = {"reference": "audio", "reference text": "text"}
-"""What the engine calls a field, and what the message does."""
 AUDIO = "audio must be a file in base64; a larger one goes to POST /voices"
 
 
@@ -46,7 +44,7 @@ class VoiceMaking:
         try:
             made = await self._voices.make(data, create.text)
         except RequestError as error:
-            self._fail(create, ErrorCode.BAD_REQUEST, str(error), FIELDS.get(error.field or ""))
+            self._fail(create, ErrorCode.BAD_REQUEST, *in_their_words(error))
         except VoicesBusy as error:
             self._fail(create, error.code, str(error), retry_after=error.retry_after)
         except Exception:  # whoever asked is not to wait for ever

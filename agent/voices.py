@@ -32,6 +32,8 @@ AT_ONCE, MAX_WAITING = 2, 16
 RETRY_AFTER = 2.0
 LOOK_SECONDS = 1.0
 """Between two looks at the folder, for files that have come, changed or gone."""
+FIELDS = {"reference": "audio", "reference text": "text"}
+"""What the engine calls a field, and what clients do who send a recording."""
 PREFIX = "voice_"
 """Of an id, which so is no name."""
 
@@ -191,6 +193,12 @@ class Voices:
         for attempt in self._attempts:
             attempt.give_up()
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+
+def in_their_words(error: RequestError) -> tuple[str, str | None]:
+    """What a client who sent a recording is told, and the field's name."""
+    named = FIELDS.get(error.field or "")
+    return str(error) if named is None else str(error).replace(str(error.field), named, 1), named
 
 
 def found(voices: Voices | None, voice: str | None) -> Reference | None:

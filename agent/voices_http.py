@@ -23,7 +23,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from agent.guard import AddRoute, Guard, Refusal, busy
 from agent.protocol import MAX_REASON_CHARS
 from agent.speech_http import while_connected
-from agent.voices import RETRY_AFTER, Made, Voices, VoicesBusy
+from agent.voices import RETRY_AFTER, Made, Voices, VoicesBusy, in_their_words
 from engine.checks import RequestError
 from engine.core import ErrorCode, ModelSpec
 from engine.reference import MAX_BYTES, check_cloning
@@ -74,7 +74,7 @@ class VoiceRoutes:
     async def _made(self, request: web.Request) -> Made:
         form = await read_form(request)
         with refusals():
-            return await self._voices.make(form.get("audio", b""), form.get("text", b"").decode("utf-8", "replace"))
+            return await self._voices.make(form.get("audio", b""), words(form.get("text", b"")))
 
     async def forget(self, request: web.Request) -> web.StreamResponse:
         if not self._voices.forget(request.match_info["id"]):
@@ -88,9 +88,18 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise Refusal(400, "bad_request", str(error)[:MAX_REASON_CHARS]) from error
+        raise Refusal(400, "bad_request", in_their_words(error)[0][:MAX_REASON_CHARS]) from error
     except VoicesBusy as error:
         raise busy(error, error.retry_after or RETRY_AFTER) from error
+
+
+def words(text: bytes) -> str:
+    """Raises RequestError."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        got = error.object[error.start : error.start + 1]
+        raise RequestError(f"text must be UTF-8, got {got!r}", "text") from error
 
 
 async def read_form(request: web.Request) -> dict[str, bytes]:

@@ -1,7 +1,7 @@
 """From a file and what is said in it to a Reference that requests can carry: decoded, encoded by the engine, kept.
 
-It does not know how files come here, nor who speaks like them. The same file is decoded and encoded once: it is known
-by the hash of its bytes for as long as there is room. All of it blocks, and can be given up from another thread.
+It does not know how files come here, nor who speaks like them. A file that was heard is known by the hash of its bytes
+for as long as there is room. All of it blocks, and can be given up from another thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from engine.byte_cache import ByteCache
-from engine.checks import RequestError, check
+from engine.checks import RequestError, check, check_written
 from engine.core import Encoded, End, ErrorCode, Failed, ModelSpec, Output, Reference, Samples
 from engine.reference import FIELD, SAMPLE_RATE, TRANSCRIPT, check_cloning, check_transcript, decode_apart
 
@@ -122,6 +122,7 @@ class Cloning:
         check_cloning(self._engine.spec, recorded=True)
         check(isinstance(data, bytes), FIELD, "the bytes of a file", data)
         check(isinstance(text, str), TRANSCRIPT, "text", text)
+        check_written(TRANSCRIPT, text, self._engine.spec.max_text_chars)
         check_transcript(text)
         heard = self._heard(data, attempt or Attempt())
         check_transcript(text, heard.seconds)

@@ -21,7 +21,7 @@ from engine.codec import MAX_CODEBOOKS, MAX_RATE, means
 from engine.codec_blocks import CausalConv, CausalDownsample, FullHistory
 from engine.codec_transformer import CausalTransformer
 from engine.config import Section
-from engine.core import ModelSpec
+from engine.core import RECORDED_RATE, ModelSpec
 from engine.prepared import Prepared
 from engine.transformer import MAX_LAYERS, LayersConfig, read_dimensions
 from engine.weights import CheckpointError, StoredTensor, outlines, stored
@@ -428,8 +428,8 @@ def load(folder: Path, *, device: torch.device | str) -> CodecEncoder:
 
 
 def encodes(encoder: CodecEncoder | None, spec: ModelSpec) -> bool:
-    """Whether there is an encoder whose frames the voice can speak."""
-    if encoder is None:
+    """Whether there is an encoder whose frames the voice can speak, and that hears recordings as they come."""
+    if encoder is None or spec.sample_rate != RECORDED_RATE:
         return False
     same = encoder.config.samples_per_frame, encoder.config.sample_rate, encoder.config.num_codebooks
     return same == (spec.samples_per_frame, spec.sample_rate, spec.num_codebooks)

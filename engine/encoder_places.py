@@ -33,7 +33,7 @@ class EncoderPlaces:
 
     @property
     def held(self) -> int:
-        """Recordings that have begun, and may go on."""
+        """Recordings that have begun: they may go on, or were given up, until their place is another's."""
         return len(self._states)
 
     def run(self, rows: Sequence[Row]) -> StepResult:

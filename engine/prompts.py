@@ -15,8 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from engine.checks import RequestError, check_written
-from engine.core import Mode, ModelSpec, Prefix, Reference, Request
-from engine.reference import check_cloning
+from engine.core import ModelSpec, Prefix, Reference, Request
 from engine.weights import WHOLE_FOLDER, CheckpointError
 
 MAX_TEXT_CHARS = 2000
@@ -60,47 +59,6 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
     """The id that stands for what the vocabulary lacks, if there is one."""
     token = getattr(tokenizer.model, "unk_token", None)
     return None if token is None else tokenizer.token_to_id(token)
-
-
-def check_mode(request: Request, spec: ModelSpec) -> None:
-    """Raises RequestError for a mode, or a language, that the voice does not know, and for a text that it cannot read
-    while it is being written."""
-    if request.open and not spec.open_text:
-        raise RequestError(
-            f"voice {spec.name} reads whole texts only, got a request whose text is open; send its text sentence by "
-            "sentence",
-            "open",
-        )
-    if request.reference is not None:
-        check_cloning(spec)
-    if request.mode not in spec.modes:
-        known = ", ".join(sorted(spec.modes))
-        raise RequestError(
-            f"voice {spec.name} knows the modes {known}, got a request of mode {request.mode}; "
-            f"{_advice(request, spec)}",
-            "instruction" if request.instruction else "reference",
-        )
-    scale = request.sampling.cfg_scale
-    if scale not in (None, 1.0, spec.sampling.cfg_scale) and not spec.guided:
-        raise RequestError(
-            f"cfg_scale must be left out: voice {spec.name} is not guided, got {scale:g}; take one with "
-            "guidance, like Breeze TTS 2",
-            "cfg_scale",
-        )
-    if request.language and request.language.lower() not in spec.languages:
-        known = ", ".join(spec.languages) or "none"
-        raise RequestError(
-            f"language must be one of those that voice {spec.name} knows ({known}) or empty, got {request.language!r}; "
-            "choose one of them",
-            "language",
-        )
-
-
-def _advice(request: Request, spec: ModelSpec) -> str:
-    if request.mode is Mode.PLAIN:
-        wanted = {Mode.DESIGN: "an instruction", Mode.CLONE: "a reference", Mode.DIRECTION: "both"}
-        return f"give {' or '.join(what for mode, what in wanted.items() if mode in spec.modes)}"
-    return "leave out the instruction (design, direction) or the reference (clone, direction)"
 
 
 def check_text(what: str, text: str, spec: ModelSpec, reader: Reader, marks: Sequence[str], use: str) -> None:

@@ -22,14 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.checks import RequestError
-from engine.core import Mode, ModelSpec, Samples
+from engine.core import RECORDED_RATE, Mode, ModelSpec, Samples
 
 FIELD, TRANSCRIPT = "reference", "reference text"
 SLOWEST, FASTEST = 1.0, 35.0
 """Characters a second of a transcript: slow speech in Chinese has two or three, an auctioneer's English 30."""
 Doing = Callable[[Callable[[], None]], AbstractContextManager[None]]
 """Entered with a function that ends what is being done; see engine.cloning.Attempt."""
-SAMPLE_RATE = 24_000
+SAMPLE_RATE = RECORDED_RATE
 MAX_BYTES = 10 * 2**20
 MIN_SECONDS, MAX_SECONDS = 1.0, 30.0
 """Of what is left when silence is trimmed."""

@@ -72,6 +72,8 @@ def add(args: argparse.Namespace) -> int:
 
 def list_(args: argparse.Namespace) -> int:
     table = Table("name", "seconds", "says", "licence", "consent", "model", "its licence")
+    if not args.voices.is_dir():
+        raise FileNotFoundError(f"{args.voices}: expected a folder of voices, found none; voice add makes one")
     folder, damaged = VoiceFolder(args.voices), []
     for name in folder.names():
         try:

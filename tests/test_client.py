@@ -177,6 +177,17 @@ async def until_quiet(frames: Feed[Frame]) -> None:
                 return
 
 
+async def test_how_all_is_said_can_be_changed(server: Server) -> None:
+    async with Client.connect(server.url) as call:
+        call.update(speaker="S1", cfg_scale=1.0)
+        await call.speak("x")
+        call.update()
+        await call.speak("x")
+    first, second = (job.request for job in server.engine.jobs.values())
+    assert (first.speaker, first.sampling.cfg_scale) == ("S1", 1.0)
+    assert (second.speaker, second.sampling.cfg_scale) == ("S0", None)
+
+
 async def test_an_utterance_that_is_refused_says_why(server: Server) -> None:
     async with Client.connect(server.url) as call:
         with pytest.raises(SpeechError, match="200 characters") as refused:

@@ -568,6 +568,15 @@ async def test_numbers_beyond_all_counts_are_refused(executor: ThreadPoolExecuto
 OPEN = replace(SPEC, open_text=True)
 
 
+async def test_a_reply_is_said_as_its_listener_wants_it(executor: ThreadPoolExecutor) -> None:
+    talk = Talk(executor, Thinker("One. ", "Two."))
+    talk.client(type="session.update", speaker="S1")
+    talk.client(type="say", text="Count!")
+    await talk.settle()
+    assert {job.request.speaker for job in talk.engine.jobs.values()} == {"S1"}
+    assert talk.told("error") == []
+
+
 async def test_a_reply_is_said_while_it_is_written(executor: ThreadPoolExecutor) -> None:
     more = asyncio.Event()
     talk = Talk(executor, Thinker("One. Two", more.wait, " and three."), spec=OPEN)

@@ -15,6 +15,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from scripted_runtime import ScriptedRuntime
+from scripted_runtime import SPEC, ScriptedRuntime
 
 from agent import __main__ as command
 from agent import serve
 from agent.calls import CallLimits
 from agent.door import Door, noting
 from agent.guard import Access
+from agent.manner import Manner
 from agent.server import attach
 from agent.session import Session
 from engine.clock import MonotonicClock
+from engine.core import Mode
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "correct-horse-battery"
@@ -549,8 +552,6 @@ async def test_a_second_signal_does_not_wait_for_speech(process: Process) -> Non
 
 
 def test_a_non_commercial_voice_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
-    from dataclasses import replace
-
     engine: Any = ScriptedRuntime()
     engine.spec = replace(engine.spec, name="breeze-tts-2", licence="CC BY-NC 4.0")
     serve.announce(serve.ServeConfig(access=Access("::1")), engine, 8080)
@@ -560,6 +561,15 @@ def test_a_non_commercial_voice_is_said_to_be_one(capsys: pytest.CaptureFixture[
         "voice breeze-tts-2, licence CC BY-NC 4.0 (non-commercial use only), on nothing\n"
     )
     assert err == ""
+
+
+@pytest.mark.parametrize(("voice", "asks"), [(None, True), ("anna", False)])
+def test_a_voice_that_only_clones_asks_for_somebody(
+    voice: str | None, asks: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine: Any = ScriptedRuntime(replace(SPEC, modes=frozenset({Mode.CLONE})))
+    serve.announce(serve.ServeConfig(manner=Manner(voice=voice)), engine, 8080)
+    assert ("--ref-voice" in capsys.readouterr().err) == asks
 
 
 def test_beyond_this_machine_it_says_what_to_mind_and_never_the_token(capsys: pytest.CaptureFixture[str]) -> None:

@@ -663,6 +663,45 @@ async def test_outputs_after_the_loop_has_closed_are_dropped(executor: ThreadPoo
     engine.say(1)  # on another thread, as from the reader: must not raise
 
 
+# ---- how all is said ----
+
+
+async def test_how_all_is_said_can_be_changed(call: Call) -> None:
+    """In the place of what was said before; what it leaves out is the server's own again."""
+    call.session.usual = Manner(speaker="S1")
+    call.client(type="session.update", speaker="S2", cfg_scale=1.0)
+    call.speak("a", "Hello.")
+    call.client(type="session.update")
+    call.speak("b", "Hello.")
+    first, second = (job.request for job in call.engine.jobs.values())
+    assert (first.speaker, first.sampling.cfg_scale) == ("S2", 1.0)
+    assert (second.speaker, second.sampling.cfg_scale) == ("S1", SPEC.sampling.cfg_scale)
+    assert call.told("error") == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "why"),
+    [
+        ({"voice": "bert"}, "voice", "voice must be left out, since there is none here, got 'bert'"),
+        ({"cfg_scale": 21}, "cfg_scale", "cfg_scale must be from 0.0 to 20.0, got 21"),
+        ({"cfg_scale": 2.0}, "cfg_scale", "cfg_scale must be left out: voice"),
+        ({"language": "x" * 201}, "language", "language must have at most 200 characters, got 201"),
+        ({"language": "klingon"}, "language", "language must be one of those that voice"),
+        ({"instruction": "slowly"}, "instruction", "instruction must be left out: the voice"),
+        ({"seed": 3}, "seed", "unknown field `seed`"),
+    ],
+)
+async def test_what_cannot_be_is_one_error_and_changes_nothing(
+    call: Call, fields: dict[str, Any], field: str | None, why: str
+) -> None:
+    call.client(type="session.update", speaker="S1")
+    call.client(type="session.update", **fields)
+    (error,) = call.told("error")
+    assert (error["code"], error["event"], error.get("field")) == ("bad_request", "session.update", field)
+    assert why in error["message"]
+    assert call.session.manner == Manner(speaker="S1")
+
+
 # ---- text that is still being written ----
 
 

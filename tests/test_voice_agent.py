@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,8 @@ from caller import WITHIN
 from scripted_call import Call as ScriptedCall
 from scripted_runtime import ScriptedRuntime
 from sounds import clip, int16
+from stand_in import DONE, StandIn, chunk
+from voices import voice
 
 from agent import voice_agent
 from agent.brain import BrainConfig, SettingsError, make_brain
@@ -36,6 +39,8 @@ from agent.transcribe import TranscriberConfig
 from agent.turn import Judge, Settings
 from agent.turn_end import TurnEndModel, TurnSoFar
 from agent.voice_agent import MAX_WAITING, Call, Told, VoiceAgent
+from engine.messages import RuntimeConfig
+from engine.runtime import Runtime
 
 HOOKS = ("on_call", "on_turn_started", "on_text", "on_reply", "on_heard", "on_interrupted", "on_end")
 
@@ -115,6 +120,43 @@ async def test_hooks_are_told_of_a_turn_in_the_order_of_what_happens(engine: Scr
         ("on_end",),
     ]
     assert len(set(notes.calls)) == 1
+
+
+async def test_a_real_voice_speaks_an_llms_reply_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the tokens of an OpenAI-compatible server; and a text that a client writes over the data channel."""
+    folder, heard = voice("qwen3_tts", tmp_path), asyncio.Event()
+    (folder / "generation_config.json").write_text('{"max_new_tokens": 60}')
+
+    async def write(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for word in ("hello ", "there ", "my ", "friend "):
+            await response.write(chunk(word))
+        await heard.wait()  # the rest is written when the beginning was heard
+        await response.write(chunk("good day") + chunk(finish="stop") + DONE)
+        return response
+
+    with Runtime.start(RuntimeConfig(folder, "cpu")) as runtime:
+        appended = list[str]()
+        append = runtime.append_text
+        monkeypatch.setattr(runtime, "append_text", lambda number, text: (appended.append(text), append(number, text)))
+        async with StandIn() as mind:
+            mind.answers = [write]
+            agent = VoiceAgent(runtime, brain=BrainConfig("openai", url=mind.url, model="m"))
+            async with mounted(agent) as url, Client.connect(url) as client:
+                ended = asyncio.create_task(client.told(ReplyEnded))
+                client.say("Hi!")
+                await client.told(SpeechStarted)
+                assert not ended.done()
+                heard.set()
+                assert (await ended).reason == "end"
+                utterance = client.speak("hello ", open=True)
+                client.append(utterance, "there my friend")
+                client.finish(utterance)
+                assert (await utterance).heard_seconds > 0
+        assert "".join(appended).endswith("good daythere my friend")
 
 
 async def test_a_turn_that_is_spoken_is_told(engine: ScriptedRuntime) -> None:

@@ -29,6 +29,7 @@ from waiting import until
 
 from agent import voices_http
 from agent.asking import to_request
+from agent.calls import USUAL
 from agent.guard import Access
 from agent.manner import Manner
 from agent.server import attach
@@ -43,7 +44,7 @@ from engine.voice_folder import NamedVoice, VoiceFolder
 from engine.wav import HEADER_BYTES
 
 WITHIN = 60.0
-CLONING = replace(SPEC, modes=frozenset({Mode.PLAIN, Mode.CLONE}), encodes=True)
+CLONING = replace(SPEC, modes=frozenset({Mode.PLAIN, Mode.CLONE}), guided=True, encodes=True)
 FRAMES = tuple((i,) for i in range(25))
 TOKEN = "correct-horse-battery"
 
@@ -375,13 +376,16 @@ async def test_what_the_engine_finds_wrong_with_a_voice_is_the_field_voice(
 class Site:
     """A whole server."""
 
-    def __init__(self, engine: Any, folder: Path | None = None, access: Access | None = None) -> None:
+    def __init__(
+        self, engine: Any, folder: Path | None = None, access: Access | None = None, manner: Manner = USUAL
+    ) -> None:
         self.engine, self._folder, self._access = engine, folder, access or Access(rate=1000.0)
+        self._manner = manner
 
     async def __aenter__(self) -> Site:
         app = web.Application()
         voices = Voices(self.engine, VoiceFolder(self._folder) if self._folder else None)
-        self.calls = attach(app, self.engine, access=self._access, voices=voices)
+        self.calls = attach(app, self.engine, access=self._access, voices=voices, manner=self._manner)
         self.client = TestClient(TestServer(app))
         await self.client.start_server()
         return self
@@ -559,6 +563,27 @@ async def test_an_offer_says_how_all_of_the_call_is_said(tmp_path: Path) -> None
             await caller.close()
 
 
+async def test_a_server_says_all_in_its_own_manner_unless_a_call_says_otherwise(tmp_path: Path) -> None:
+    VoiceFolder(tmp_path).write(replace(ANNA, name="anna", reference=Reference(TEXT, FRAMES)))
+    with Studio() as engine:
+        async with Site(engine, tmp_path, manner=Manner(voice="anna", speaker="S1")) as site:
+            for session, expected in (({}, (FRAMES, "S1")), ({"voice": "", "speaker": "S2"}, (None, "S2"))):
+                caller = Caller()
+                body = {"sdp": await caller.offer(), "type": "offer", "session": session}
+                async with site.client.post("/offer", json=body) as response:
+                    await caller.accept((await response.json())["sdp"])
+                caller.send(type="speak", id="a", text="Hello.")
+                await caller.wait(lambda caller=caller: caller.told("speech.started"))
+                request = list(engine.jobs.values())[-1].request
+                assert (request.reference and request.reference.frames, request.speaker) == expected
+                await caller.close()
+
+
+async def test_a_manner_that_cannot_be_is_told_before_anybody_calls(tmp_path: Path) -> None:
+    with Studio() as engine, pytest.raises(RequestError, match=r"voice must be .* got 'bert'"):
+        attach(web.Application(), engine, voices=Voices(engine, VoiceFolder(tmp_path)), manner=Manner(voice="bert"))
+
+
 # ---- real engines ----
 
 
@@ -607,7 +632,7 @@ async def test_the_embedded_voice_says_the_same_everywhere(executor: ThreadPoolE
             told += [error["message"] for error in call.told("error")]
             assert {error["id"]: error["field"] for error in call.told("error")} == {"a": "voice", "b": "audio"}
             call.session.close()
-    words = told[0].removeprefix("reference ")
+    words = told[0].removeprefix("audio ")
     assert "speaks as itself only" in words
     assert all(words in message for message in told), told
     assert all(f"voice {words}" in message for message in told[1:4]), told

@@ -1,10 +1,15 @@
 // One call to the server: signaling, the data channel, keep-alive and statistics. Knows nothing of the page.
 
+import { release } from "./microphone.js";
 import { CHANNEL, decode, encode } from "./protocol.js";
 
 const READY_WITHIN_MS = 10_000;
 const SILENT_SERVER_MS = 5_000;
 const EVERY_MS = 1_000;
+const TOTALS = [
+  "jitterBufferDelay", "jitterBufferEmittedCount", "concealedSamples", "silentConcealedSamples", "totalSamplesReceived",
+  "packetsLost", "jitter",
+];
 
 /**
  * Why a call could not be made or ended. `code` names the texts of what happened and what to do: problem.CODE. `values`
@@ -73,7 +78,9 @@ export class Call extends EventTarget {
     const late = setTimeout(() => this.#end(new CallError(this.#path ? "unreachable" : "unanswered")), READY_WITHIN_MS);
     try {
       await this.#peer.setLocalDescription(); // no waiting for candidates: the server learns ours from our packets
-      const answer = await this.#offer(this.#peer.localDescription);
+      const { type, sdp } = this.#peer.localDescription;
+      const [body, headers] = [JSON.stringify({ type, sdp }), { "Content-Type": "application/json" }];
+      const answer = await (await this.fetch("offer", { method: "POST", body, headers })).json();
       this.#path = `calls/${encodeURIComponent(answer.id)}`;
       if (this.#over) this.#tellServer(); // hung up while it was being answered
       else await this.#peer.setRemoteDescription({ type: answer.type, sdp: answer.sdp });
@@ -95,7 +102,7 @@ export class Call extends EventTarget {
 
   /** Another microphone; it ends with the call at once, for replaceTrack may never settle then. */
   async replaceMicrophone(stream) {
-    for (const old of this.#microphone?.getTracks() ?? []) old.stop();
+    release(this.#microphone);
     this.#microphone = stream;
     await this.#sender.replaceTrack(stream.getAudioTracks()[0]).catch((e) => this.#over || Promise.reject(e));
   }
@@ -105,20 +112,17 @@ export class Call extends EventTarget {
     this.#end(null);
   }
 
-  async #offer({ type, sdp }) {
+  /** Asks the server for whatever else it serves, while the call lasts. Rejects with CallError. */
+  async fetch(path, { headers, ...how } = {}) {
     let response;
     try {
-      response = await fetch("offer", {
-        method: "POST",
-        headers: { "Content-Type": "application/json", ...this.#authorization() },
-        body: JSON.stringify({ type, sdp }),
-        signal: this.#abort.signal,
-      });
+      headers = { ...headers, ...this.#authorization() };
+      response = await fetch(path, { ...how, headers, signal: this.#abort.signal });
     } catch {
       throw new CallError("unanswered");
     }
     if (!response.ok) throw await refusal(response);
-    return response.json();
+    return response;
   }
 
   #authorization() {
@@ -147,7 +151,7 @@ export class Call extends EventTarget {
     this.#over = true;
     clearInterval(this.#timer);
     this.#abort.abort();
-    for (const track of this.#microphone?.getTracks() ?? []) track.stop();
+    release(this.#microphone);
     this.#tellServer().finally(() => this.#peer.close()); // closed first, the server would find no call to delete
     this.#ready.reject(reason ?? new CallError("ended"));
     this.dispatchEvent(new CustomEvent("end", { detail: reason }));
@@ -166,16 +170,8 @@ function listenerStats(report) {
   const audio = all.find((entry) => entry.type === "inbound-rtp" && entry.kind === "audio");
   const transport = all.find((entry) => entry.type === "transport");
   const pair = report.get(transport?.selectedCandidatePairId) ?? all.find((entry) => entry.nominated);
-  return {
-    jitter_buffer_delay: audio?.jitterBufferDelay,
-    jitter_buffer_emitted_count: audio?.jitterBufferEmittedCount,
-    concealed_samples: audio?.concealedSamples,
-    silent_concealed_samples: audio?.silentConcealedSamples,
-    total_samples_received: audio?.totalSamplesReceived,
-    packets_lost: audio?.packetsLost,
-    jitter: audio?.jitter,
-    round_trip_time: pair?.currentRoundTripTime,
-  };
+  const totals = TOTALS.map((name) => [name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`), audio?.[name]]);
+  return { ...Object.fromEntries(totals), round_trip_time: pair?.currentRoundTripTime };
 }
 
 async function refusal(response) {

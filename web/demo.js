@@ -2,7 +2,7 @@
 // control does goes out through `send` and the other callables that it is given.
 
 import { Histogram } from "./plots.js";
-import { known, number, put, tell } from "./texts.js";
+import { known, make, number, put, tell } from "./texts.js";
 
 const SETTLED_MS = 150; // a slider that is being moved sends no more often
 const BIN_MS = 20;
@@ -158,13 +158,11 @@ function troubleWords({ loss, jitter_ms: ms }) {
 /** A group of buttons of which one is pressed. They stay the same elements, so that the focus stays as well. */
 function choose(group, choices) {
   while (group.children.length > choices.length) group.lastChild.remove();
-  while (group.children.length < choices.length) group.append(Object.assign(document.createElement("button"), { type: "button" }));
+  while (group.children.length < choices.length) group.append(make("button"));
   choices.forEach(({ words, help = "", chosen, choose }, index) => {
     const button = group.children[index];
     button.setAttribute("aria-pressed", String(chosen));
     button.onclick = choose;
-    const small = document.createElement("small");
-    small.textContent = help;
-    button.replaceChildren(words, ...(help ? [" ", small] : []));
+    button.replaceChildren(words, ...(help ? [" ", make("small", "", help)] : []));
   });
 }

@@ -7,7 +7,7 @@ const FRAME_COST_MS = 34; // to make one frame
 const CODEC_MS = 22;
 const SIZES = [1, 2, 4, 8, 16];
 
-/** {history, at}: a reply, an interruption, and the beginning of the next reply. */
+/** [history, at]: a reply, an interruption, and the beginning of the next reply. */
 export function example() {
   const history = new History();
   const end = 20_000;
@@ -32,7 +32,7 @@ export function example() {
     const steps = alive.flatMap(({ steps }) => fresh(steps, ([, when]) => when));
     history.take({ at, chunks, steps, heard_ms: 0, buffered_ms: Math.max(...left), peers: [] });
   }
-  return { history, at: end };
+  return [history, end];
 }
 
 /** The chunks and steps of one reply, as fast as a small machine makes them, at most 3 s ahead of its listener. */

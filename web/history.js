@@ -178,11 +178,9 @@ export class History {
       while (old < list.length && end(list[old]) < until) old++;
       list.splice(0, old);
     };
-    keep(this.chunks, ({ at }) => at);
-    keep(this.steps, ({ at }) => at);
     keep(this.levels, ([at]) => at);
+    for (const list of [this.chunks, this.steps, this.cuts]) keep(list, ({ at }) => at);
     for (const list of [this.played, this.dropped, this.gaps, this.peers]) keep(list, ({ to }) => to);
-    keep(this.cuts, ({ at }) => at);
   }
 }
 

@@ -4,7 +4,7 @@ import { Call } from "./call.js";
 import { Demo } from "./demo.js";
 import { example } from "./example.js";
 import { Meter, wake } from "./meter.js";
-import { Microphone, devices, seemsThere } from "./microphone.js";
+import { Microphone, devices, release } from "./microphone.js";
 import { Line } from "./plots.js";
 import { LANGUAGES, choose, fill, known, language, number, put, tell } from "./texts.js";
 import { Timeline } from "./timeline.js";
@@ -50,6 +50,9 @@ let back = null; // {timer, tries}: while the page waits for its server to come 
 let turn = null; // hearing, thinking, paused, or null
 let interrupted = null; // {ms, timer}: fallen silent a moment ago
 let voice = null; // session.created of the last call
+const clones = new Map(); // voices of recordings: id, name of the file
+let cloning = false;
+let settled = false; // the user has chosen who speaks, or how
 let asked = 0;
 let readings = {};
 let last = null; // the stats before
@@ -72,7 +75,7 @@ async function connect(afterwards = () => {}, { again = false } = {}) {
   try {
     call = new Call(token, stream);
   } catch (error) {
-    for (const track of stream?.getTracks() ?? []) track.stop();
+    release(stream);
     return complain("browser", { detail: error.message });
   }
   const mine = call;
@@ -108,7 +111,7 @@ function begin(again) {
 
 /** There is to be no call after all. */
 function forgo(stream) {
-  for (const track of stream?.getTracks() ?? []) track.stop();
+  release(stream);
   microphone.close();
   unwanted = false;
   hint = null;
@@ -187,7 +190,10 @@ function receive(message) {
   switch (message.type) {
     case "session.created":
       voice = message;
+      if (!message.recordings) clones.clear();
+      introduce(message);
       listChoices();
+      settle(false);
       break;
     case "view":
       timeline.take(message);
@@ -255,6 +261,7 @@ function receive(message) {
       if (turn === "thinking") turn = null;
       Object.assign(utterance, { state: "failed", detail: () => tell("said.not_said") });
       complainOf(message);
+      if (message.field === "voice" && clones.delete(element("speaker").value)) listChoices(), settle(); // it is gone
   }
   render();
 }
@@ -289,7 +296,7 @@ function speakText(text) {
   const waited = transcript.pending.length > 0;
   const id = `u${++asked}`;
   try {
-    call.send("speak", { id, text, ...wishes() });
+    call.send("speak", { id, text, seed: numeral("seed"), temperature: numeral("temperature") });
   } catch (error) {
     return complain("too_large", { detail: error.message });
   }
@@ -305,15 +312,37 @@ function speakText(text) {
 }
 
 /** What differs from the voice's own way. */
-function wishes() {
-  const filled = (id) => (element(id).validity.valid && element(id).value.trim()) || undefined;
-  const numeral = (id) => (filled(id) === undefined ? undefined : Number(filled(id)));
-  const instruction = element("instruction-field").hidden ? undefined : filled("instruction");
-  const chosen = (id) => (element(id).selectedIndex > 0 ? element(id).value : undefined);
+const filled = (id) => (element(id).validity.valid && element(id).value.trim()) || undefined;
+const numeral = (id) => (filled(id) === undefined ? undefined : Number(filled(id)));
+const chosen = (id) => (element(id).selectedIndex > 0 ? element(id).value : undefined);
+
+/** Who speaks from now on, in replies as well, in which language and how; until that is chosen, the server knows. */
+function settle(chosenNow = true) {
+  settled ||= Boolean(chosenNow);
   const name = element("speaker").value;
-  const who = voice?.voices?.includes(name) ? { voice: name } : { speaker: chosen("speaker") };
-  const [seed, temperature, spoken] = [numeral("seed"), numeral("temperature"), chosen("spoken")];
-  return { seed, temperature, ...who, language: spoken, instruction };
+  const who = clones.has(name) || voice?.voices?.includes(name) ? { voice: name } : { speaker: chosen("speaker") };
+  const instruction = element("instruction-field").hidden ? undefined : filled("instruction");
+  if (settled || who.voice) call?.send("session.update", { ...who, language: chosen("spoken"), instruction });
+}
+
+/** Makes a recording a voice, which speaks from then on. */
+async function clone(form) {
+  const mine = call;
+  cloning = true;
+  render();
+  try {
+    const answer = await mine.fetch("voices", { method: "POST", body: form });
+    const { id } = await answer.json();
+    clones.set(id, form.get("audio").name);
+    listChoices();
+    element("speaker").value = id;
+    settle();
+    forgive();
+  } catch (error) {
+    if (call === mine) explain(error, "recording");
+  }
+  cloning = false;
+  render();
 }
 
 /** What is typed as if it had been said: the agent answers. */
@@ -329,9 +358,8 @@ function stop() {
 }
 
 async function download() {
-  const headers = token ? { Authorization: `Bearer ${token}` } : {};
-  const answer = await fetch("demo/trace", { headers }).catch(() => null);
-  if (!answer?.ok) return complain("unanswered");
+  const answer = await call.fetch("demo/trace").catch(() => null);
+  if (!answer) return complain("unanswered");
   const link = document.createElement("a");
   link.href = URL.createObjectURL(await answer.blob());
   link.download = "breezert-run.jsonl";
@@ -341,14 +369,17 @@ async function download() {
 
 // ---- microphone and devices ----
 
+/** Fills a list of choices, each [value, words]. What was chosen stays so, if it is there. */
+function offer(id, choices) {
+  const before = element(id).value;
+  element(id).replaceChildren(...choices.map(([value, words]) => new Option(words, value, false, value === before)));
+}
+
 async function listDevices() {
   for (const [id, kind] of [["input", "audioinput"], ["output", "audiooutput"]]) {
-    const chosen = element(id).value;
-    const found = await devices(kind);
-    const option = (value, words) => new Option(words, value, false, value === chosen);
-    const named = found.filter(({ deviceId }) => deviceId);
-    const options = named.map(({ deviceId, label }, index) => option(deviceId, label || String(index + 1)));
-    element(id).replaceChildren(option("", tell("talk.default_device")), ...options);
+    const named = (await devices(kind)).filter(({ deviceId }) => deviceId);
+    const options = named.map(({ deviceId, label }, index) => [deviceId, label || String(index + 1)]);
+    offer(id, [["", tell("talk.default_device")], ...options]);
   }
 }
 
@@ -356,11 +387,9 @@ async function listDevices() {
 function listChoices() {
   const { speakers = [""], voices = [], languages = [], modes = ["plain"] } = voice ?? {};
   const own = modes.includes("plain") ? speakers : [];
-  for (const [id, names] of [["speaker", [...own, ...voices]], ["spoken", languages]]) {
-    const chosen = element(id).value;
-    const option = (name) => new Option(name || tell("talk.own"), name, false, name === chosen);
-    element(id).replaceChildren(...names.map(option));
-    element(`${id}-field`).hidden = names.length < 2;
+  for (const [id, first, others] of [["speaker", own, [...voices, ...clones.keys()]], ["spoken", languages, []]]) {
+    offer(id, [...first, ...others].map((name) => [name, clones.get(name) ?? (name || tell("talk.own"))]));
+    element(`${id}-field`).hidden = first.length < 2 && !others.length;
   }
 }
 
@@ -369,7 +398,7 @@ async function changeInput() {
   const mine = call;
   const stream = await openMicrophone();
   if (call !== mine) {
-    for (const track of stream?.getTracks() ?? []) track.stop();
+    release(stream);
     microphone.close();
   } else if (stream) {
     yourMeter.listen(stream.getAudioTracks()[0]);
@@ -379,13 +408,13 @@ async function changeInput() {
 }
 
 function mute(on) {
-  microphone.muted = on;
+  microphone.set({ muted: on });
   render();
 }
 
 function hold(on) {
   if (!microphone.pushes || microphone.held === on) return;
-  microphone.held = on;
+  microphone.set({ held: on });
   render();
 }
 
@@ -408,6 +437,7 @@ function render() {
   write("speak", tell(phase === "idle" ? "talk.connect_and_speak" : "talk.speak"));
   element("speak").disabled = step === "connecting";
   element("say").disabled = phase !== "ready";
+  element("clone-it").disabled = phase !== "ready" || cloning;
   element("stop").disabled = !transcript.pending.length;
   renderMicrophone();
   renderFigures();
@@ -483,10 +513,11 @@ function renderNotes() {
   if (hint) write("hint-words", tell(`hint.${hint}`, { anyway: tell("hint.anyway") }));
 }
 
-function introduce({ voice: name, licence, modes }) {
+function introduce({ voice: name, licence, modes, recordings }) {
   write("voice", `${name} · ${tell("talk.licence", { licence })}`);
   element("restricted").hidden = !/non-?\s?commercial|\bnc\b|research/i.test(licence);
   element("instruction-field").hidden = !modes.includes("design");
+  element("clone").hidden = !recordings;
 }
 
 const write = (id, words) => put(element(id), words);
@@ -543,11 +574,12 @@ function forgive() {
   problem = null;
 }
 
-/** A call that failed or ended; the server's own words say more than ours, in its language. */
-function explain({ code, values, said, again, comesBack }) {
-  const what = () => (said && language() === "en" && code === "busy" ? sentence(said) : tell(`problem.${code}`, values));
+/** A call that failed or ended; the server's own words say more than ours, in its language. `of`: what was refused. */
+function explain({ code, values, said, again, comesBack }, of = code) {
+  const named = code === "refused" ? of : code;
+  const what = () => (said && language() === "en" && code === "busy" ? sentence(said) : tell(`problem.${named}`, values));
   const advice = () => {
-    if (again !== null) return tell("problem.again", { seconds: again });
+    if (again != null) return tell("problem.again", { seconds: again });
     if (comesBack) return tell("problem.back");
     if (code === "refused" || code === "strange") return said ? sentence(said) : tell("problem.reload");
     return tell(`problem.${code}.advice`, values);
@@ -633,10 +665,15 @@ element("problem-close").onclick = () => (forgive(), render());
 element("hint-close").onclick = () => ((hint = null), render());
 element("text").oninput = count;
 element("microphone").onchange = () => (touched = true);
+for (const id of ["speaker", "spoken", "instruction"]) element(id).onchange = settle;
+element("clone").onsubmit = (event) => {
+  event.preventDefault();
+  clone(new FormData(event.target));
+};
 element("input").onchange = changeInput;
 element("output").onchange = ({ target }) => sound.setSinkId(target.value).catch(listDevices); // it has gone
 element("mute").onclick = () => mute(!microphone.muted);
-element("push").onchange = ({ target }) => ((microphone.pushes = target.checked), render());
+element("push").onchange = ({ target }) => (microphone.set({ pushes: target.checked, held: false }), render());
 element("hold").onpointerdown = ({ target, pointerId }) => (target.setPointerCapture(pointerId), hold(true));
 element("hold").onpointerup = element("hold").onpointercancel = () => hold(false);
 element("freeze").onclick = () => ((timeline.held = !timeline.held), render());
@@ -667,15 +704,14 @@ navigator.mediaDevices?.addEventListener("devicechange", listDevices);
 
 takeToken();
 element("output-field").hidden = !("setSinkId" in sound);
-element("language").replaceChildren(...Object.entries(LANGUAGES).map(([code, name]) => new Option(name, code)));
+offer("language", Object.entries(LANGUAGES));
 element("language").value = language();
 element("text").value = EXAMPLE;
 fill();
 listDevices();
 render();
-const { history: made, at } = example();
-timeline.pose(made, at);
+timeline.pose(...example());
 setInterval(summarise, SUMMARY_MS);
-seemsThere().then((there) => {
-  if (!touched) element("microphone").checked = there;
+devices("audioinput").then((found) => {
+  if (!touched) element("microphone").checked = found.length > 0; // as far as a page may know before it asks
 });

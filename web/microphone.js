@@ -2,93 +2,59 @@
 
 const CONSTRAINTS = { echoCancellation: true, noiseSuppression: true };
 
-/** Why there is no microphone: `code` is denied, missing, taken or insecure. */
-export class MicrophoneError extends Error {
-  constructor(code) {
-    super(code);
-    this.code = code;
-  }
-}
-
 const CODES = { NotAllowedError: "denied", SecurityError: "denied", NotReadableError: "taken", AbortError: "taken" };
 
 export class Microphone {
   #stream = null;
-  #muted = false;
-  #pushes = false;
-  #held = false;
+  muted = false;
+  pushes = false; // it is only heard while it is held
+  held = false;
 
-  /** Asks for it, by the browser's id of the device; "" takes the system's choice. Throws MicrophoneError. */
+  /** Asks for it, by the browser's id of the device; "" takes the system's choice. Throws an error that says why there
+   * is none: its `code` is denied, missing, taken or insecure. */
   async open(device = "") {
-    if (!navigator.mediaDevices) throw new MicrophoneError("insecure");
+    if (!navigator.mediaDevices) throw refused("insecure");
     const audio = device ? { ...CONSTRAINTS, deviceId: { exact: device } } : CONSTRAINTS;
     try {
       this.#stream = await navigator.mediaDevices.getUserMedia({ audio });
     } catch ({ name }) {
-      throw new MicrophoneError(CODES[name] ?? "missing");
+      throw refused(CODES[name] ?? "missing");
     }
-    this.#apply();
+    this.set({});
     return this.#stream;
   }
 
   /** The call has ended its tracks. */
   close() {
     this.#stream = null;
-    this.#held = false;
+    this.held = false;
   }
 
   get isOpen() {
     return this.#stream !== null;
   }
 
-  get muted() {
-    return this.#muted;
-  }
-
-  set muted(on) {
-    this.#muted = on;
-    this.#apply();
-  }
-
-  /** Whether it is only heard while it is held. */
-  get pushes() {
-    return this.#pushes;
-  }
-
-  set pushes(on) {
-    this.#pushes = on;
-    this.#held = false;
-    this.#apply();
-  }
-
-  get held() {
-    return this.#held;
-  }
-
-  set held(on) {
-    this.#held = on;
-    this.#apply();
-  }
-
   /** Whether the server hears it. */
   get live() {
-    return this.#stream !== null && !this.#muted && (!this.#pushes || this.#held);
+    return this.#stream !== null && !this.muted && (!this.pushes || this.held);
   }
 
-  /** Silence is sent in place of what is muted, so that the server's timing goes on. */
-  #apply() {
+  /** Changes muted, pushes or held. Silence is sent in place of what is muted: the server's timing goes on. */
+  set(how) {
+    Object.assign(this, how);
     for (const track of this.#stream?.getAudioTracks() ?? []) track.enabled = this.live;
   }
 }
 
+const refused = (code) => Object.assign(new Error(code), { code });
+
+/** Ends what a stream captures. */
+export const release = (stream) => stream?.getTracks().forEach((track) => track.stop());
+
+const ALIASES = ["default", "communications"]; // of a device that is listed anyway
+
 /** The audio devices of a kind, "audioinput" or "audiooutput"; their labels are empty before the user has agreed. */
 export async function devices(kind) {
   const all = (await navigator.mediaDevices?.enumerateDevices().catch(() => [])) ?? [];
-  return all.filter((each) => each.kind === kind && each.deviceId !== "default" && each.deviceId !== "communications");
-}
-
-/** Whether there seems to be a microphone, as far as a page may know before it asks. */
-export async function seemsThere() {
-  const all = (await navigator.mediaDevices?.enumerateDevices().catch(() => [])) ?? [];
-  return all.some(({ kind }) => kind === "audioinput");
+  return all.filter((each) => each.kind === kind && !ALIASES.includes(each.deviceId));
 }

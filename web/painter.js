@@ -29,10 +29,7 @@ export class Painter {
 
   /** `x` in what follows: milliseconds times `scale`. `words(ms)` is the label of a cut; mostAhead: ms, the lane's top. */
   constructor(scale, colours, words, mostAhead) {
-    this.#scale = scale;
-    this.#colours = colours;
-    this.#words = words;
-    this.#mostAhead = mostAhead;
+    [this.#scale, this.#colours, this.#words, this.#mostAhead] = [scale, colours, words, mostAhead];
   }
 
   /** Everything between two instants, anew. `origin`: the instant at the canvas's left edge; `seam`: the one at which
@@ -92,22 +89,20 @@ export class Painter {
     const wide = Math.max(1, x(to) - x(from) - 1);
     const edge = colour === "ready" ? 0.5 : 0;
     this.#box(colour, x(from) + edge, top + edge, wide - 2 * edge, height - 2 * edge, Math.min(4, wide / 2));
-    this.#canvas.strokeStyle = this.#colours.played; // pale alone it would hardly differ from the ground
-    this.#canvas.lineWidth = 1;
+    this.#pen("played"); // pale alone it would hardly differ from the ground
     if (edge) this.#canvas.stroke();
     const words = String(Math.round(chunk.frames));
     const middle = chunk.due + (chunk.frames * FRAME_MS) / 2; // of the chunk: it stays where it was painted
     const room = (DIGIT_PX * words.length + 5) / 2 / this.#scale; // on one colour, or it could not be read
     if (chunk.at !== null && from <= middle - room && middle + room <= to)
-      this.#number(words, x(middle), top + height / 2, `on-${colour}`);
+      this.#write(words, x(middle), top + height / 2 + 0.5, `on-${colour}`, 11, "center");
   }
 
   /** Made and never played: an empty outline, crossed out. */
   #lost(x, { from, to }) {
     const { top, height } = LANES.played;
     const wide = Math.max(1, x(to) - x(from) - 2);
-    this.#canvas.strokeStyle = this.#colours.lost;
-    this.#canvas.lineWidth = 1;
+    this.#pen("lost");
     this.#canvas.strokeRect(x(from) + 0.5, top + 0.5, wide, height - 1);
     this.#line("lost", x(from), top + height, x(from) + wide, top);
   }
@@ -131,19 +126,14 @@ export class Painter {
     area.lineTo(x(shown[0][0]), y(0));
     this.#canvas.fillStyle = this.#colours.area;
     this.#canvas.fill(area);
-    this.#canvas.strokeStyle = this.#colours.ahead;
-    this.#canvas.lineWidth = 1.5;
+    this.#pen("ahead", 1.5);
     this.#canvas.stroke(path);
   }
 
   #cut(x, { at, ms }) {
     const { top, height } = LANES.played;
     this.#box("cut", x(at) - 1.5, top - 8, 3, height + 16, 1.5);
-    this.#canvas.font = "600 12px system-ui, sans-serif";
-    this.#canvas.textAlign = "left";
-    this.#canvas.textBaseline = "middle";
-    this.#canvas.fillStyle = this.#colours.cut;
-    this.#canvas.fillText(this.#words(ms), x(at) + 5, top - 9);
+    this.#write(this.#words(ms), x(at) + 5, top - 9, "cut", 12, "left");
   }
 
   /** Taller for more calls; pale where it worked for others. */
@@ -167,17 +157,18 @@ export class Painter {
     this.#canvas.globalAlpha = 1;
   }
 
-  #number(words, x, y, colour) {
-    this.#canvas.font = "600 11px system-ui, sans-serif";
-    this.#canvas.textAlign = "center";
-    this.#canvas.textBaseline = "middle";
-    this.#canvas.fillStyle = this.#colours[colour];
-    this.#canvas.fillText(words, x, y + 0.5);
+  #write(words, x, y, colour, size, textAlign) {
+    const [font, fillStyle] = [`600 ${size}px system-ui, sans-serif`, this.#colours[colour]];
+    Object.assign(this.#canvas, { font, textAlign, textBaseline: "middle", fillStyle });
+    this.#canvas.fillText(words, x, y);
+  }
+
+  #pen(colour, lineWidth = 1) {
+    Object.assign(this.#canvas, { strokeStyle: this.#colours[colour], lineWidth });
   }
 
   #line(colour, fromX, fromY, toX, toY) {
-    this.#canvas.strokeStyle = this.#colours[colour];
-    this.#canvas.lineWidth = 1;
+    this.#pen(colour);
     this.#canvas.beginPath();
     this.#canvas.moveTo(fromX, fromY);
     this.#canvas.lineTo(toX, toY);

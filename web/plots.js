@@ -1,11 +1,10 @@
 // Small plots: a line of the last minute, and a histogram. Knows nothing of what they show.
 
-import { number, tell } from "./texts.js";
+import { make, number, tell } from "./texts.js";
 
 const SECONDS = 60;
 const WIDTH = 120;
 const HEIGHT = 32;
-const SVG = "http://www.w3.org/2000/svg";
 
 /** A line of one value a second. `element`, whose id is line-ID, is filled; `name` is the key of its name. */
 export class Line {
@@ -20,12 +19,9 @@ export class Line {
   constructor(element, name, unit, least) {
     [this.#element, this.#name, this.#unit, this.#least] = [element, name, unit, least];
     const value = `<b class="value" id="${element.id.slice(5)}"></b>`;
-    element.innerHTML = `<span data-text="${name}"></span>${value}<div class="plot" role="img"></div>`;
-    const picture = element.lastChild.appendChild(document.createElementNS(SVG, "svg"));
-    picture.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
-    picture.setAttribute("preserveAspectRatio", "none");
-    picture.setAttribute("aria-hidden", "true");
-    this.#line = picture.appendChild(document.createElementNS(SVG, "polyline"));
+    const picture = `<svg viewBox="0 0 ${WIDTH} ${HEIGHT}" preserveAspectRatio="none" aria-hidden="true"><polyline/></svg>`;
+    element.innerHTML = `<span data-text="${name}"></span>${value}<div class="plot" role="img">${picture}</div>`;
+    this.#line = element.querySelector("polyline");
     this.render();
   }
 
@@ -92,14 +88,11 @@ export class Histogram {
   }
 
   #bar(index, count, most) {
-    const item = document.createElement("li");
     const [from, to] = [index * this.#step, index + 1 < this.#bins ? (index + 1) * this.#step : "∞"];
-    const bar = item.appendChild(document.createElement("span"));
-    bar.className = "bar";
+    const words = tell("demo.bin", { count: number(count), from, to });
+    const [item, bar] = [make("li"), make("span", "bar")];
     bar.style.height = `${(100 * count) / most}%`;
-    const words = item.appendChild(document.createElement("span"));
-    words.className = "hidden-words";
-    words.textContent = tell("demo.bin", { count: number(count), from, to });
+    item.append(bar, make("span", "hidden-words", words));
     if (index % 5 === 0) item.dataset.edge = from;
     return item;
   }

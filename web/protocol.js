@@ -8,6 +8,7 @@ const CLIENT = {
   "speak": [
     "id", "text", "speaker?", "instruction?", "seed?", "temperature?", "language?", "voice?", "cfg_scale?", "open?"
   ],
+  "session.update": ["speaker?", "language?", "instruction?", "voice?", "cfg_scale?"],
   "text.append": ["id", "text"],
   "text.done": ["id"],
   "voice.create": ["id", "text", "audio"],
@@ -25,7 +26,7 @@ const CLIENT = {
 const SERVER = {
   "session.created": [
     "id", "voice", "licence", "sample_rate", "modes", "max_text_chars", "max_queued", "speakers?", "voices?",
-    "open_text?", "languages?"
+    "open_text?", "languages?", "recordings?"
   ],
   "voice.created": ["id", "voice", "seconds"],
   "speech.queued": ["id", "wait_ms"],

@@ -51,6 +51,10 @@ export function put(element, words) {
   if (element.textContent !== words) element.textContent = words;
 }
 
+/** A new element of that class and with that text. */
+export const make = (tag, className = "", textContent = "") =>
+  Object.assign(document.createElement(tag), { className, textContent });
+
 /** Writes the texts of all elements that name one. */
 export function fill(root = document) {
   document.documentElement.lang = chosen;

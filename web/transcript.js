@@ -1,6 +1,6 @@
 // What was said and how much of it was heard, as a list, the newest first. Knows nothing of calls.
 
-import { number, put, tell } from "./texts.js";
+import { make, number, put, tell } from "./texts.js";
 
 const SHOWN = 30; // utterances
 const CHARS_A_SECOND = 14; // of English speech, until an utterance was heard to its end
@@ -83,19 +83,11 @@ export class Transcript {
 }
 
 function blank(id, who) {
-  const row = document.createElement("li");
+  const [row, text] = [make("li"), make("p", "text")];
   Object.assign(row.dataset, { id, who });
-  const text = document.createElement("p");
-  text.className = "text";
-  text.append(part("span", "heard"), part("del", "unheard"));
-  row.append(part("span", "who"), part("span", "state"), text);
+  text.append(make("span", "heard"), make("del", "unheard"));
+  row.append(make("span", "who"), make("span", "state"), text);
   return row;
-}
-
-function part(tag, name) {
-  const made = document.createElement(tag);
-  made.className = name;
-  return made;
 }
 
 /** Milliseconds as seconds. */

@@ -1,6 +1,6 @@
 // Where the time to the first sound went, a bar for each reply. Knows nothing of calls.
 
-import { number, tell } from "./texts.js";
+import { make, number, tell } from "./texts.js";
 
 const SHOWN = 5; // replies
 const PARTS = ["network", "queued", "text", "prefill", "decode", "depth", "codec", "waited", "delivered", "playout", "jitter"];
@@ -46,23 +46,15 @@ const part = ([name, ms]) => tell("waterfall.part", { name: tell(`waterfall.${na
 
 function row(bar, longest) {
   const parts = Object.entries(bar.parts).filter(([name, ms]) => ms >= (IDLE.includes(name) ? LEAST_MS : 0));
-  const item = document.createElement("li");
-  const track = item.appendChild(document.createElement("div"));
-  track.className = "track";
+  const [item, track, words] = [make("li"), make("div", "track"), make("ul")];
   track.style.width = `${(100 * total(bar)) / longest}%`;
   for (const [name, ms] of parts) {
-    const piece = track.appendChild(document.createElement("span"));
-    piece.dataset.part = name;
+    const piece = track.appendChild(make("span"));
+    const word = words.appendChild(make("li", "", part([name, ms])));
+    piece.dataset.part = word.dataset.part = name;
     piece.style.flexGrow = ms;
-    piece.title = part([name, ms]);
+    piece.title = word.textContent;
   }
-  const sum = item.appendChild(document.createElement("strong"));
-  sum.textContent = `${number(total(bar))} ms`;
-  const words = item.appendChild(document.createElement("ul"));
-  for (const [name, ms] of parts) {
-    const word = words.appendChild(document.createElement("li"));
-    word.dataset.part = name;
-    word.textContent = part([name, ms]);
-  }
+  item.append(track, make("strong", "", `${number(total(bar))} ms`), words);
   return item;
 }

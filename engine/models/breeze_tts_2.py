@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from engine import prompts
+from engine import modes, prompts
 from engine.backbone import Backbone, BackboneConfig
 from engine.checks import RequestError
 from engine.codec import UNUSED, CodecConfig, CodecDecoder
@@ -185,7 +185,7 @@ class Breeze(nn.Module):
 
     def reading(self, request: Request) -> Reading:
         """Its text encoder sees the whole text at once, so that no text may be open. Raises RequestError."""
-        prompts.check_mode(request, self.spec)
+        modes.check_mode(request, self.spec)
         raise AssertionError(f"a request whose text is open, got {request}")
 
     def new_state(self, limits: Limits) -> State:
@@ -345,7 +345,7 @@ class Layouts:
         return TextSegment(tuple(self._tokenizer.encode(text).ids))
 
     def _check(self, request: Request) -> None:
-        prompts.check_mode(request, self._spec)
+        modes.check_mode(request, self._spec)
         self._check_text("text", request.text)
         if request.instruction:
             self._check_text("instruction", request.instruction)

@@ -23,7 +23,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from torch import Tensor, nn
 
-from engine import prompts
+from engine import modes, prompts
 from engine.backbone import Backbone, BackboneConfig
 from engine.checks import RequestError
 from engine.codec import UNUSED, CodecConfig, CodecDecoder
@@ -505,7 +505,7 @@ class Layouts:
 
     def _checked(self, request: Request, spec: ModelSpec) -> Wish:
         """What it wishes for, with whatever text. Raises RequestError."""
-        prompts.check_mode(request, spec)
+        modes.check_mode(request, spec)
         if request.instruction:
             self._check_text("instruction", request.instruction, spec)
         if request.reference is not None:

@@ -18,7 +18,9 @@ from conftest import require_browser
 from npm import taken
 from sounds import noise
 from states import ASKING, SENT, arrive, lose, refusing, walk
+from test_cloning import wav
 from test_talk import write
+from voices import KINDS
 
 from agent.browser import Array, Listener, Served, chromium, serve, tab
 
@@ -424,11 +426,12 @@ async def test_who_speaks_and_how_is_asked_for_where_there_is_a_choice(listener:
     await listener.page.wait_for_selector("#problem:visible")
     assert "Speaker must be one of" in await shown(listener, "problem-what"), "the server knows better here"
     await listener.page.fill("#instruction", "as if it were raining")
-    await listener.speak(SENTENCE)
-    first, second, third = await listener.page.evaluate("sent.filter(({ type }) => type === 'speak')")
-    assert "speaker" not in first, "the first is the voice's own"
-    assert second["speaker"] == third["speaker"] == "Bo"
-    assert (second.get("instruction"), third["instruction"]) == (None, "as if it were raining")
+    await listener.page.click("#speak")
+    second, third = await manners(listener)
+    assert second == {"type": "session.update", "speaker": "Bo"}
+    assert third == {"type": "session.update", "speaker": "Bo", "instruction": "as if it were raining"}
+    last = await listener.page.evaluate("sent.findLast(({ type }) => type !== 'stats' && type !== 'ping')")
+    assert last["type"] == "speak", "it is said so already"
 
 
 async def test_a_voice_with_a_name_and_a_language_can_be_chosen(listener: Listener) -> None:
@@ -447,10 +450,7 @@ async def test_a_voice_with_a_name_and_a_language_can_be_chosen(listener: Listen
     await listener.page.select_option("#spoken", "german")
     await listener.page.select_option("#language", "de")
     assert await listener.page.locator("#speaker option").all_inner_texts() == ["wie die Stimme", "cleo"]
-    await listener.speak(SENTENCE)
-    first, second = await listener.page.evaluate("sent.filter(({ type }) => type === 'speak')")
-    assert first == {"type": "speak", "id": "u1", "text": SENTENCE}
-    assert second == {"type": "speak", "id": "u2", "text": SENTENCE, "voice": "cleo", "language": "german"}
+    assert (await manners(listener))[-1] == {"type": "session.update", "voice": "cleo", "language": "german"}
 
 
 async def test_where_a_voice_only_clones_nobody_else_is_offered(listener: Listener) -> None:
@@ -461,9 +461,46 @@ async def test_where_a_voice_only_clones_nobody_else_is_offered(listener: Listen
     assert created.pop("speakers") == ["S0"]
     await arrive(listener, **created | {"modes": ["clone"], "voices": ["bo", "cleo"]})
     assert await listener.page.locator("#speaker option").all_inner_texts() == ["bo", "cleo"]
-    await listener.speak(SENTENCE)
-    (said,) = await listener.page.evaluate("sent.filter(({ type }) => type === 'speak')")
-    assert said == {"type": "speak", "id": "u1", "text": SENTENCE, "voice": "bo"}
+    assert (await manners(listener))[-1] == {"type": "session.update", "voice": "bo"}
+
+
+async def test_a_recording_becomes_a_voice_and_speaks_replies_too(browser: Browser, tmp_path: Path) -> None:
+    """With a voice that clones, of random weights, and the brain that says again what it is asked."""
+    recording = tmp_path / "anna.wav"
+    recording.write_bytes(wav(2.0))
+    with serve("--device", "cpu", "--voice", str(KINDS["breeze_tts_2"]), "--brain", "echo") as served:
+        async with tab(browser, served.url) as listener:
+            page = listener.page
+            await page.evaluate(SENT)
+            await page.click("summary")
+            assert not await page.is_visible("#clone"), "nobody knows yet whether the voice can"
+            await listener.connect()
+            await page.wait_for_selector("#clone:visible")
+            await page.click("#clone-it")
+            assert await page.evaluate("document.querySelector('#clone :invalid').name") == "audio"
+            await page.set_input_files("#clone [name=audio]", recording)
+            await page.fill("#clone [name=text]", "x" * 500)
+            await page.click("#clone-it")
+            await page.wait_for_selector("#problem:visible")
+            assert await shown(listener, "problem-what") == "This recording cannot be used."
+            assert "Text must have at most 127 characters, got 500" in await shown(listener, "problem-advice")
+            await page.fill("#clone [name=text]", "good day to you")
+            await page.click("#clone-it")
+            await page.wait_for_selector("#problem", state="hidden")
+            names = await page.locator("#speaker option").all_inner_texts()
+            assert names == [*(f"S{i}" for i in range(10)), "anna.wav"]
+            *_, told = await manners(listener)
+            assert told["voice"] == await page.input_value("#speaker") != ""
+            await page.fill("#text", "hello there")
+            await page.click("#say")
+            await listener.until_speaking()
+            assert (await listener.gather()).of_type("error") == []
+
+
+async def manners(listener: Listener) -> list[dict[str, Any]]:
+    """How the server was told to say everything, from the first time on."""
+    found: list[dict[str, Any]] = await listener.page.evaluate("sent.filter(({ type }) => type === 'session.update')")
+    return found
 
 
 # ---- a server that goes and comes back ------------------------------------------------------------------------------
