@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 SOON = 1.0
 """Seconds after the end of a call; those that end until then are freed together."""
-LOOK, PATIENCE = 0.1, 10.0
+LOOK, PATIENCE = 0.1, 60.0
 """Seconds between two looks at whether anybody hears something, and those after which that does not matter any more: a
 collection takes some milliseconds, and a packet that is late by these may come too late for the listener's buffer."""
 
