@@ -33,7 +33,7 @@ export const talk = {
   temperature: "Temperatur",
   speaker: "Sprecher",
   instruction: "Wie es klingen soll",
-  recording: "Eine Aufnahme als Vorbild",
+  recording: "Wie eine Aufnahme",
   transcript: "Was darin gesagt wird",
   clone: "So sprechen",
   own: "wie die Stimme",
