@@ -424,9 +424,9 @@ def concurrency(name: str = "h200-concurrency") -> list[str]:
     ]
 
 
-def underruns() -> str:
+def underruns(name: str = "h200-concurrency") -> str:
     """In all rows together."""
-    rows = result("h200-concurrency")["rows"]
+    rows = result(name)["rows"]
     late, served = sum(row["underruns"] for row in rows), sum(row["served"] for row in rows)
     return f"Of the chunks of these {served} requests {late or 'none'} came late."
 
@@ -481,7 +481,6 @@ def qwen_gaps() -> list[str]:
         seen, paced = (data[runs]["predictor"] for runs in ("policies", "paced"))
         first, simulated = (f"{run['ttfa_p50_ms']:.0f} / {run['ttfa_p95_ms']:.0f} ms" for run in (seen, paced))
         load = data["comparison"]["predictor"]["real_load"]
-        rows.append(
-            f"| {load:.0f} | {texts} | {seen['requests_with_gaps']} of {seen['requests']} | {first} | {simulated} |"
-        )
+        gaps = f"{seen['requests_with_gaps']} of {seen['requests']}; {seen['text_waits']}"
+        rows.append(f"| {load:.0f}; {seen['most_at_once']} | {texts} | {gaps} | {first} | {simulated} |")
     return rows

@@ -62,7 +62,11 @@ def test_qwen3_tts_on_one_h200_reaches_what_was_asked_of_it() -> None:
     assert len(others) == 2 and not result(QWEN)["failed"]
     for other in others:
         assert other["ttfa_ms_p50"] >= 8 * one["ttfa_ms_p50"] and other["rtf"] >= one["rtf"]
-    for name, least in ((f"{QWEN}-gaps", 128), (f"{QWEN}-text", 48)):
+    for name, requests, load in ((f"{QWEN}-gaps", 600, 128), (f"{QWEN}-text", 300, 48)):
         seen = result(name)["policies"]["predictor"]
-        assert (seen["requests"], seen["requests_with_gaps"]) == (300, 0)
-        assert result(name)["comparison"]["predictor"]["real_load"] >= least
+        assert (seen["requests"], seen["requests_with_gaps"], seen["text_waits"]) == (requests, 0, 0)
+        assert result(name)["comparison"]["predictor"]["real_load"] >= load
+    (steady,) = (
+        row for row in result(f"{QWEN}-concurrency")["rows"] if (row["requests"], row["arrival"]) == (128, "poisson")
+    )
+    assert steady["served"] >= 300 and steady["underruns"] == 0, "as many play at once on average, after a lead-in"

@@ -78,6 +78,7 @@ def test_every_figure_comes_from_a_benchmark() -> None:
     for words in (
         bounds(),
         underruns(),
+        underruns("h200-qwen3-tts-concurrency"),
         bandwidth(),
         starts(),
         between(),
