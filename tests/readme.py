@@ -54,8 +54,8 @@ def dates() -> list[str]:
         f"`heard.json`, {result('heard')['date']})",
         f"`page.json`, 2 cores of an AMD EPYC, {result('page')['date']})",
         f"`probe-neteq.json`, 2 cores of an AMD EPYC, {result('probe-neteq')['date']}.",
-        f"{result('probe-agent')['machine']['date']}, on 2 cores: {cores(['probe-agent'])} for the scenarios, "
-        f"{cores(PROBES[1:])} for the others:",
+        f"{result('probe-agent')['machine']['date']}, on 2 cores: {cores(PROBES[:2])} for the scenarios and the hour, "
+        f"{cores(PROBES[2:])} for the others:",
         f"PyTorch {result('h200-qwen3-tts')['torch']}, {result('h200-qwen3-tts')['date']} (`h200-qwen3-tts.json`).",
         f"it found nothing (on 2 cores {cores(['probe-perfect'])}, {result('probe-perfect')['machine']['date']}):",
         f"PyTorch {result('plan')['torch']}, {result('plan')['date']}:",
@@ -217,7 +217,7 @@ def self_check() -> str:
     )
 
 
-PROBES = ("probe-agent", "probe-listening", "probe-cycles", "probe-kill")
+PROBES = ("probe-agent", "probe-soak", "probe-listening", "probe-cycles", "probe-kill")
 """What the probe wrote of our own agent."""
 CORES = {"Intel": "of an Intel Xeon", "AMD": "of an AMD EPYC"}
 """Makers of CPUs, and what they are called here."""
@@ -231,12 +231,13 @@ def cores(names: Iterable[str]) -> str:
 
 def probed() -> list[str]:
     """What the probe says of our own agent: the rows of its table. Only of probes that found nothing."""
-    agent, listened, cycles, kill = map(good, PROBES)
+    agent, soak, listened, cycles, kill = map(good, PROBES)
     turned, killed = cycles["load"]["cycles"], kill["load"]["killed"]
     held = sum(trial["held"] for trial in listened["trials"])
     first = [ms for trial in listened["trials"] for ms in trial["figures"]["first_audio_ms"]]
     return [
         *scenarios(agent),
+        soaked(soak["load"]),
         f"| who only listens (WHEP) hears the greeting, and nothing is wrong; from dialling on, at most | "
         f"{held} of {len(listened['trials'])}; {max(first):.0f} ms |",
         f"| {turned['cycles']} calls connected and closed: failed; left; memory, second half | "
@@ -244,6 +245,15 @@ def probed() -> list[str]:
         f"| engine killed (`kill -9`) under {killed['calls']} calls: error event; speech again, longest | "
         f"{max(killed['told']):.1f} s; {max(killed['spoke']):.1f} s |",
     ]
+
+
+def soaked(load: dict[str, Any]) -> str:
+    """An hour of calls: one row."""
+    gaps, memory = round(load["gaps_a_call"] * load["calls"]), load["growths"][0]
+    return (
+        f"| {load['seconds'] / 60:.0f} minutes, {load['peers']} on the line who speak by turns: calls; gaps in them; "
+        f"memory, an hour | {load['calls']}; {gaps or 'none'}; {memory['an_hour']:+.1f} MB |"
+    )
 
 
 def good(name: str) -> dict[str, Any]:
@@ -431,9 +441,9 @@ def underruns(name: str = "h200-concurrency") -> str:
     return f"Of the chunks of these {served} requests {late or 'none'} came late."
 
 
-def stages() -> list[str]:
+def stages(name: str = "h200-stages") -> list[str]:
     """A frame's stages by the number of streams."""
-    rows = {(row["stage"], row["batch"], row["length"]): row for row in result("h200-stages")["rows"]}
+    rows = {(row["stage"], row["batch"], row["length"]): row for row in result(name)["rows"]}
     return [
         f"| {stage} | "
         + " | ".join(f"{rows[stage, batch, 1]['ms_p50']:.1f} ms" for batch in (1, 16, 64))

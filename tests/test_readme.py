@@ -72,7 +72,8 @@ def test_every_figure_comes_from_a_benchmark() -> None:
     cpu = (*figures(), *deadlines(), planning(), simulating(), *gaps())
     talk = (*links(), *elsewhere(), *transport(), *microphone(), *probed(), perfect())
     gpu = (*ablation(), *concurrency(), *stages(), *h200_gaps())
-    qwen = (*side_by_side(), *concurrency("h200-qwen3-tts-concurrency"), *qwen_gaps())
+    sizes = concurrency("h200-qwen3-tts-concurrency"), concurrency("h200-qwen3-tts-0.6b-concurrency")
+    qwen = (*side_by_side(), *sizes[0], *sizes[1], *stages("h200-qwen3-tts-stages"), *qwen_gaps())
     for row in (*cpu, *talk, *gpu, *qwen):
         assert row in README.splitlines(), f"the README lacks this row of the results: {row}"
     for words in (
@@ -98,8 +99,9 @@ def test_published_probes_found_nothing_and_were_made_as_the_readme_says() -> No
     for name in PROBES:
         assert good(name)["command"] in commands()
     assert result("probe-perfect")["command"] in commands()
-    page = (ROOT / "tests" / "bench" / "results" / "probe-agent.html").read_text()
-    assert "nothing was found" in page and good("probe-agent")["command"] in page
+    for name in ("probe-agent", "probe-soak"):
+        page = (ROOT / "tests" / "bench" / "results" / f"{name}.html").read_text()
+        assert "nothing was found" in page and good(name)["command"] in page
 
 
 def test_published_probes_reach_what_was_asked_of_them() -> None:
@@ -107,6 +109,8 @@ def test_published_probes_reach_what_was_asked_of_them() -> None:
     assert len(agent["trials"]) >= 200 and agent["seconds"] < 1800
     assert (perfect["trials"], perfect["parallel"], perfect["found"]) == (200, 8, 0)
     assert perfect["seconds"] < 600 and perfect["stop_error_ms"]["max"] <= 10
+    soak = good("probe-soak")["load"]
+    assert soak["seconds"] >= 3600 and (soak["peers"], soak["talking"], soak["gaps_a_call"]) == (4, 1, 0)
     assert good("probe-kill")["load"]["killed"]["calls"] == 4
     assert good("probe-cycles")["load"]["cycles"]["cycles"] == 500
     assert result("probe-neteq")["all"]["stop_error_ms"]["max"] <= 10
