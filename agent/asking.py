@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from agent.manner import FIRST_SPEAKER, Manner
 from agent.protocol import Error, Speak
-from engine.checks import RequestError, check_written
+from engine.checks import RequestError, check_written, shown
 from engine.core import ErrorCode, Mode, ModelSpec, Reference, Request, SamplingParams
 from engine.modes import check_wishes
 
@@ -37,14 +38,21 @@ def to_request(speak: Speak, manner: Manner, spec: ModelSpec, reference: Referen
 
 
 def check_manner(manner: Manner, spec: ModelSpec) -> None:
-    """Raises RequestError, which names the field, for a manner in which nothing can be said, like whomever. Which
-    speakers there are, the voice knows."""
+    """Raises RequestError, which names the field, for a manner in which nothing can be said, like whomever."""
     request = to_request(Speak(id="any", text=""), manner, spec, None, epoch=0)
     for name in ("speaker", "instruction", "language"):
         check_written(name, getattr(request, name), spec.max_text_chars)
     if request.instruction and spec.modes.isdisjoint((Mode.DESIGN, Mode.DIRECTION)):
         raise RequestError(f"instruction must be left out: the voice {spec.name} follows none", "instruction")
     check_wishes(request.language, request.sampling.cfg_scale, spec)
+    if spec.speakers and request.speaker.strip("[]").lower() not in names(spec.speakers):
+        known = ", ".join(spec.speakers)
+        raise RequestError(f"speaker must be one of {known} or empty, got {shown(request.speaker)}", "speaker")
+
+
+def names(speakers: Sequence[str]) -> set[str]:
+    """What they may be called, in small letters: a name, a place in the list from S0 on, or nothing."""
+    return {"", *(name.lower() for name in speakers), *(f"s{place}" for place in range(len(speakers)))}
 
 
 def sampling_of(

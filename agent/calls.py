@@ -59,8 +59,8 @@ class Calls:
 
     `opened` is told of every new session, so that an application can speak in it; with `answering` there is somebody in
     every call who listens and answers. `voices` are whom texts may be spoken like; they are closed with the calls.
-    All is said in the `manner`, unless a call says otherwise. Raises ValueError for a voice whose sample rate Opus does
-    not take, and RequestError for a manner that cannot be.
+    In calls all is said in the `manner`, unless one says otherwise. Raises ValueError for a voice whose sample rate
+    Opus does not take, and RequestError for a manner that cannot be.
     """
 
     def __init__(

@@ -148,8 +148,9 @@ class Ears:
         # A closed call may wait long for the garbage collector, which does not know what a VAD weighs: some 7 MB. To
         # give these back takes 4 ms, for which nobody's packets are to wait.
         held, self._listening, self._make = [self._listening], None, None
-        with suppress(RuntimeError):  # the server ends, and its threads with it
-            self._loader.submit(held.clear)
+        if held != [None]:
+            with suppress(RuntimeError):  # the server ends, and its threads with it
+                self._loader.submit(held.clear)
         self._pending.clear()
         self._kept.clear()
         if self._quiet is not None:

@@ -1,7 +1,8 @@
 """Frees what calls leave behind, a little at a time. It does not know what a call is.
 
 A call's parts hold each other, so that only a full collection frees them. Left to the interpreter, that comes every few
-minutes and takes several packets' time, in which nobody is sent any; soon after each call it takes a fraction of one.
+minutes and takes several packets' time, in which nobody is sent any; for each call by itself it takes a fraction of
+one, and it waits a while for a moment in which nobody hears anything.
 Only for a process of our own: a collection goes through all that has been made in it since the beginning.
 """
 
@@ -12,7 +13,7 @@ import gc
 from collections.abc import Callable
 
 SOON = 1.0
-"""Seconds after the end of a call; those that end until then are freed together."""
+"""Seconds after the end of a call, at the earliest; those that end until it is done are freed together."""
 LOOK, PATIENCE = 0.1, 60.0
 """Seconds between two looks at whether anybody hears something, and those after which that does not matter any more: a
 collection takes some milliseconds, and a packet that is late by these may come too late for the listener's buffer."""

@@ -72,6 +72,8 @@ class RealtimeDialect(Watcher):
         self._events = self._ids = self._created = 0
         self._items = Items()
         self._settings: SessionSettings | None = None
+        self._speaker = ""
+        """Whom the client has asked for last, or the voice's own name."""
         self._tuned: Hearing | None = None
         self._allowance = Allowance(MESSAGES_A_SECOND, 2 * MESSAGES_A_SECOND)
         self._flooded = False
@@ -177,6 +179,9 @@ class RealtimeDialect(Watcher):
         conversation.instructions = self._instructions(self._session_settings.instructions)
         conversation.max_chars = self._session_settings.max_chars
         conversation.automatic, conversation.interruptible = hearing.automatic, hearing.interruptible
+        if self._session_settings.speaker != self._speaker:
+            self._speaker = self._session_settings.speaker
+            self._session.speak_as(self._speaker)
         if conversation.ears and hearing != self._tuned:
             conversation.ears.retune(hearing.settings, hearing.before)
             self._tuned = hearing
@@ -307,6 +312,7 @@ class RealtimeDialect(Watcher):
     def _begin(self, created: protocol.SessionCreated) -> None:
         ears, terms = self._conversation.ears, self._conversation.terms
         self._settings = SessionSettings(created.id, created.voice, ears.settings if ears else None, terms)
+        self._speaker = created.voice
         self._apply()
         self._send(realtime.SessionCreated(session=self._settings.shown))
 

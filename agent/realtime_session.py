@@ -105,6 +105,12 @@ class SessionSettings:
         return {"output": self._settings["audio"]["output"]}
 
     @property
+    def speaker(self) -> str:
+        """Whom the client wants to hear; empty where that is no name."""
+        voice = self._settings["audio"]["output"].get("voice")
+        return voice if isinstance(voice, str) else ""
+
+    @property
     def instructions(self) -> str:
         return self._config.instructions or ""
 

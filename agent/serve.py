@@ -93,7 +93,10 @@ def run(config: ServeConfig, started: Callable[[RuntimeConfig], Runtime] = Runti
     tls = tls_context(config)
     if config.voices is not None and not config.voices.is_dir():
         raise ServeError(f"--voices: expected a folder, got {config.voices}; `breezert voice add` makes one")
+    if config.manner.voice and config.voices is None:
+        raise ServeError("--ref-voice needs --voices, the folder that it is in")
     logging.getLogger("aiohttp.server").addFilter(NoFaultFilter())
+    sys.setswitchinterval(SWITCH_SECONDS)
     with bound(config.access.host, config.port) as sock:
         try:
             runtime = started(config.runtime)
@@ -105,7 +108,6 @@ def run(config: ServeConfig, started: Callable[[RuntimeConfig], Runtime] = Runti
 
 async def serve(config: ServeConfig, runtime: Runtime, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
     """Answers on a bound socket until a signal comes, then drains; a second signal ends that."""
-    sys.setswitchinterval(SWITCH_SECONDS)
     signals = caught(signal.SIGTERM, signal.SIGINT)
     app = web.Application()
     try:

@@ -407,6 +407,15 @@ class Session:
         self._submit_waiting()
         return True
 
+    def speak_as(self, name: str) -> None:
+        """From now on as the speaker, or like the voice, that is called so; as usual where nobody is."""
+        if name in self._engine.spec.speakers:
+            self.manner = msgspec.structs.replace(self.usual, speaker=name)
+        elif self._voices is not None and self._voices.has(name):
+            self.manner = msgspec.structs.replace(self.usual, voice=name)
+        else:
+            self.manner = self.usual
+
     @property
     def speaks_while_written(self) -> bool:
         """Whether replies are best opened: like a recording, speech waits for as much text as that has frames."""

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from engine.byte_cache import ByteCache
 from engine.checks import RequestError, check, check_written
-from engine.core import Encoded, End, ErrorCode, Failed, ModelSpec, Output, Reference, Samples
+from engine.core import Encoded, End, ErrorCode, Failed, ModelSpec, Output, Reference, Samples, same_reference
 from engine.reference import FIELD, SAMPLE_RATE, TRANSCRIPT, check_cloning, check_transcript, decode_apart
 
 CACHE_BYTES = 64 * 2**20
@@ -101,7 +101,8 @@ class Heard:
 
 
 class Cloning:
-    """Makes references with one engine, for any thread. Of what it has heard, `max_bytes` are kept."""
+    """Makes references with one engine, for any thread. Of what it has heard, `max_bytes` are kept, and the latest few
+    references (core.KNOWN_VOICES)."""
 
     def __init__(self, engine: Engine, max_bytes: int = CACHE_BYTES) -> None:
         self._engine = engine
@@ -126,7 +127,7 @@ class Cloning:
         check_transcript(text)
         heard = self._heard(data, attempt or Attempt())
         check_transcript(text, heard.seconds)
-        return Reference(text.strip(), heard.frames, heard.vector)
+        return same_reference(text.strip(), heard.frames, heard.vector)
 
     def _heard(self, data: bytes, attempt: Attempt) -> Heard:
         key = sha256(data).digest()

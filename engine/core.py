@@ -5,9 +5,11 @@ It knows neither torch nor time: instants come from a Clock, tensors stay inside
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from math import inf
 
 import numpy as np
@@ -30,6 +32,8 @@ RECORDED_RATE = 24_000
 """Samples a second of recordings that become codes."""
 MOST_RECORDED = 2_000_000
 """Samples of a recording: more than a minute of them."""
+KNOWN_VOICES = 64
+"""Recordings of which something is kept, so that who speaks like them again need not be looked through again."""
 MOST_OF_A_VECTOR = 1e6
 """Of a number in a speaker's vector: no encoder says more."""
 
@@ -138,6 +142,28 @@ class Reference:
             is_number(x) and abs(x) <= MOST_OF_A_VECTOR for x in self.vector
         )
         check(numbers, "reference vector", "a tuple of numbers that are not huge", self.vector)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """What many requests carry to the engine's process is packed and unpacked once."""
+        return same_reference, (self.text, _packed(self.frames), self.vector)
+
+
+@lru_cache(KNOWN_VOICES)
+def _packed(frames: tuple[tuple[int, ...], ...]) -> bytes:
+    return pickle.dumps(frames)
+
+
+@lru_cache(KNOWN_VOICES)
+def _unpacked(packed: bytes) -> tuple[tuple[int, ...], ...]:
+    frames: tuple[tuple[int, ...], ...] = pickle.loads(packed)
+    return frames
+
+
+@lru_cache(KNOWN_VOICES)
+def same_reference(text: str, frames: bytes | tuple[tuple[int, ...], ...], vector: tuple[float, ...]) -> Reference:
+    """The reference of these, packed or not: the very same one where it was asked for lately, since looking through
+    half a minute of frames takes longer than to begin to speak may."""
+    return Reference(text, _unpacked(frames) if isinstance(frames, bytes) else frames, vector)
 
 
 @dataclass(frozen=True, slots=True)

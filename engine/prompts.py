@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from engine.checks import RequestError, check_written
-from engine.core import ModelSpec, Prefix, Reference, Request
+from engine.core import KNOWN_VOICES, ModelSpec, Prefix, Reference, Request
 from engine.weights import WHOLE_FOLDER, CheckpointError
 
 MAX_TEXT_CHARS = 2000
@@ -84,23 +84,38 @@ def check_frames(reference: Reference, books: int, size: int) -> None:
         raise RequestError(
             "reference must have at least one frame of codes, got none; send a recording's codes", "reference"
         )
-    for i, frame in enumerate(reference.frames):
-        if len(frame) != books or not all(0 <= code < size for code in frame):
-            raise RequestError(
-                f"reference frame {i} must have {books} codes from 0 to {size - 1}, got {list(frame)}; "
-                "encode the reference with this voice's codec",
-                "reference",
-            )
+    i = first_unknown(reference.frames, books, size)
+    if i < len(reference.frames):
+        raise RequestError(
+            f"reference frame {i} must have {books} codes from 0 to {size - 1}, got {list(reference.frames[i])}; "
+            "encode the reference with this voice's codec",
+            "reference",
+        )
 
 
-def prefix(length: int, *parts: Sequence[int] | Sequence[Sequence[int]] | Sequence[float]) -> Prefix:
-    """Of so many positions, in which the backbone receives what these numbers say."""
-    digest = blake2b(digest_size=32)
-    for part in parts:
-        array = np.asarray(part)
-        digest.update(f"{array.dtype} {array.shape} ".encode())
-        digest.update(array.tobytes())
+@lru_cache(KNOWN_VOICES)
+def first_unknown(frames: tuple[tuple[int, ...], ...], books: int, size: int) -> int:
+    """The number of the first frame that the codec does not have, or that of all frames."""
+    wrong = (i for i, frame in enumerate(frames) if len(frame) != books or not all(0 <= code < size for code in frame))
+    return next(wrong, len(frames))
+
+
+def prefix(length: int, frames: tuple[tuple[int, ...], ...], *others: Sequence[int] | Sequence[float]) -> Prefix:
+    """Of so many positions, in which the backbone receives what these numbers say: a recording's frames, and others."""
+    digest = blake2b(_numbers_of(frames), digest_size=32)
+    for part in others:
+        digest.update(_numbers(part))
     return Prefix(digest.digest(), length)
+
+
+def _numbers(part: Sequence[int] | Sequence[Sequence[int]] | Sequence[float]) -> bytes:
+    """With their type and shape."""
+    array = np.asarray(part)
+    return f"{array.dtype} {array.shape} ".encode() + array.tobytes()
+
+
+_numbers_of = lru_cache(KNOWN_VOICES)(_numbers)
+"""Of what comes again and again."""
 
 
 def check_room(request: Request, prompt_length: int, spec: ModelSpec, least: int = 0) -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from voices import KINDS
 
+from engine import cloning as cloning_module
 from engine import reference as decoding
 from engine.checks import RequestError
 from engine.cloning import Attempt, CloneFailed, Cloning, GivenUp, num_bytes
@@ -112,6 +113,27 @@ def test_what_has_no_room_is_encoded_again() -> None:
         cloning.reference(wav(2), TEXT)
     assert len(engine.heard) == 2
     assert cloning.snapshot()["reference_cache_entries"] == 0
+
+
+def test_what_is_kept_is_bounded_under_ten_thousand_random_voices(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance, most = np.random.default_rng(1), 2**20
+
+    def decoded(data: bytes, doing: object) -> Samples:
+        return np.zeros(RATE * (1 + data[-1] % 4), np.float32)
+
+    def drawn(number: int, samples: Samples) -> list[Output]:
+        codes = chance.integers(0, 2048, (-(-samples.size // 1920), 16)).astype(np.int16)
+        return [Encoded(number, codes), Finished(number, 0, FinishReason.END, STATS)]
+
+    monkeypatch.setattr(cloning_module, "decode_apart", decoded)
+    engine = Scripted(answer=drawn)
+    cloning = Cloning(engine, max_bytes=most)
+    for number in range(10_000):
+        last = cloning.reference(number.to_bytes(4), TEXT)
+        assert cloning.snapshot()["reference_cache_bytes"] <= most
+    assert cloning.snapshot()["reference_cache_bytes"] > most / 2
+    assert cloning.reference((9_999).to_bytes(4), TEXT) is last
+    assert len(engine.heard) == 10_000
 
 
 @pytest.mark.parametrize(

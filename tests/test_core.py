@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from math import inf, nan
 from typing import Any
@@ -174,3 +175,14 @@ def test_text_behind_a_prompt_is_not_of_the_prompt() -> None:
     row = PromptRow((TextSegment((1, 2, 3)), ReferenceSegment(((1,),)), TextSegment((4, 5))), trailing=2)
     assert (row.length, row.text_end, row.text_tokens) == (5, 7, 5)
     assert Prompt((row, PromptRow((TextSegment((1,)),)))).length == 5
+
+
+def test_a_reference_is_packed_and_unpacked_once() -> None:
+    """Requests that carry it to another process find there the very one that came before."""
+    reference = Reference("good day", ((1, 2), (3, 4)), (0.5,))
+    first, again = (pickle.loads(pickle.dumps(reference)) for _ in range(2))
+    assert first == reference
+    assert again is first
+    other = pickle.loads(pickle.dumps(Reference("good night", ((1, 2), (3, 4)), (0.5,))))
+    assert other.text == "good night"
+    assert other.frames is first.frames

@@ -8,11 +8,13 @@ import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_runtime import SPEC
 from scripted_talk import Talk, Thinker, saying
 
 from agent import realtime
@@ -400,6 +402,18 @@ async def test_settings_are_merged_and_told(executor: ThreadPoolExecutor) -> Non
     assert (session["tools"], session["new"]) == ([{"name": "f"}], 1)
     await client.ask()
     assert client.brain.turns[0].instructions == "Talk like a pirate."
+
+
+@pytest.mark.parametrize(("voice", "speaker"), [("bo", "bo"), ("marin", "S0"), ({"id": "bo"}, "S0")])
+async def test_a_speaker_is_chosen_by_name_where_there_is_one(
+    executor: ThreadPoolExecutor, voice: Any, speaker: str
+) -> None:
+    """Clients name some voice in any case, so that one that is not here is no error."""
+    client = Client(executor, Thinker("Arr."), spec=replace(SPEC, speakers=("ada", "bo")))
+    client.send("session.update", session={"audio": {"output": {"voice": voice}}})
+    await client.ask()
+    assert client.engine.jobs[1].request.speaker == speaker
+    assert client.got("error") == []
 
 
 async def test_instructions_of_one_response_and_of_system_items(executor: ThreadPoolExecutor) -> None:

@@ -329,7 +329,7 @@ class Layouts:
         transcript = self._segment(f"{tag}{request.reference.text}")
         recording = ReferenceSegment(request.reference.frames)
         # Each segment is encoded by itself, and the backbone looks back only: these two are the voice's alone.
-        prefix = prompts.prefix(transcript.length + recording.length, transcript.ids, recording.frames)
+        prefix = prompts.prefix(transcript.length + recording.length, recording.frames, transcript.ids)
         return PromptRow((transcript, recording, speech), prefix=prefix)
 
     def _tag(self, speaker: str) -> str:

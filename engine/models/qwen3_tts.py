@@ -587,7 +587,7 @@ class Layouts:
         """What comes before the first token of the text, which follows the transcript: no token sees another, and the
         backbone looks back only."""
         length = before + min(body, len(self.transcript(reference.text)) - TAIL)
-        return prompts.prefix(length, ids[:length], wish.vector, reference.frames)
+        return prompts.prefix(length, reference.frames, ids[:length], wish.vector)
 
     def open_row(self, wish: Wish) -> PromptRow:
         """The same for a text of which nothing has come: what stands before it, with a recording's transcript. The

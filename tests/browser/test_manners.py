@@ -422,7 +422,6 @@ async def test_who_speaks_and_how_is_asked_for_where_there_is_a_choice(listener:
     assert await listener.page.locator("#speaker option").all_inner_texts() == ["Ada", "Bo"]
     await listener.speak(SENTENCE)
     await listener.page.select_option("#speaker", "Bo")
-    await listener.speak(SENTENCE)
     await listener.page.wait_for_selector("#problem:visible")
     assert "Speaker must be one of" in await shown(listener, "problem-what"), "the server knows better here"
     await listener.page.fill("#instruction", "as if it were raining")
