@@ -479,6 +479,26 @@ def side_by_side() -> list[str]:
     ]
 
 
+VOICES = {"random-breeze-tts-2": "Breeze TTS 2's size", "checkpoint": "a tiny one"}
+"""What is spoken with, in words."""
+
+
+def voices() -> list[str]:
+    """What a recording costs until a voice speaks like it."""
+    rows = []
+    for name in ("h200-voices", "cpu-voices"):
+        data = result(name)
+        (one, many), first = data["encoding"], {row["voice"]: row["ttfa_ms_p50"] for row in data["first_audio"]}
+        maker = data["cpu"].partition("(")[0].split()[0]
+        where = f"2 cores {CORES[maker]}" if data["threads"] else "one H200"
+        kinds = " / ".join(f"{first[kind]:.1f}" for kind in ("plain", "first", "cached"))
+        rows.append(
+            f"| {where} | {one['all_ms_p50']:.0f} ms | {many['together']}: {many['all_ms_p50']:.0f} ms | "
+            f"{VOICES[data['voice']]} | {kinds} ms |"
+        )
+    return rows
+
+
 QWEN_GAPS = {"h200-qwen3-tts-gaps": "there as a whole", "h200-qwen3-tts-text": "written at 15 words a second"}
 """Callers of Qwen3-TTS, and what their texts are."""
 

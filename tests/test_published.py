@@ -12,8 +12,12 @@ from readme import result
 from agent import bench_bargein, bench_browser, bench_page, bench_transport
 from agent.bench_report import Line
 from agent.bench_silence import Cycles, Silences
+from engine import bench_voices
 
-MISSED = {"browser-beside-1": {"concealed inside sound", "underruns", "packet to packet, at the socket"}}
+MISSED = {
+    "browser-beside-1": {"concealed inside sound", "underruns", "packet to packet, at the socket"},
+    "h200-voices": {"16 encoded together"},
+}
 """By file, the lines that are published though they miss their target: the README says so."""
 
 
@@ -51,6 +55,13 @@ def test_nothing_published_misses_what_is_asked_of_it(
     found = [(what.strip(), met) for what, _, _, met in lines(name) if met is not None]
     assert len(found) >= least
     assert {what for what, met in found if not met} == MISSED.get(name, set())
+
+
+@pytest.mark.parametrize(("name", "least"), [("h200-voices", 3), ("cpu-voices", 2)])
+def test_recordings_become_voices_as_fast_as_was_asked(name: str, least: int) -> None:
+    found = list(bench_voices.targets(msgspec.convert(result(name), bench_voices.Voices)))
+    assert len(found) == least
+    assert {words.partition(":")[0] for words, met in found if not met} == MISSED.get(name, set())
 
 
 def test_qwen3_tts_on_one_h200_reaches_what_was_asked_of_it() -> None:

@@ -40,6 +40,7 @@ from readme import (
     sums,
     transport,
     underruns,
+    voices,
 )
 
 
@@ -71,7 +72,7 @@ def test_every_event_is_named() -> None:
 def test_every_figure_comes_from_a_benchmark() -> None:
     cpu = (*figures(), *deadlines(), planning(), simulating(), *gaps())
     talk = (*links(), *elsewhere(), *transport(), *microphone(), *probed(), perfect())
-    gpu = (*ablation(), *concurrency(), *stages(), *h200_gaps())
+    gpu = (*ablation(), *concurrency(), *stages(), *h200_gaps(), *voices())
     sizes = concurrency("h200-qwen3-tts-concurrency"), concurrency("h200-qwen3-tts-0.6b-concurrency")
     qwen = (*side_by_side(), *sizes[0], *sizes[1], *stages("h200-qwen3-tts-stages"), *qwen_gaps())
     for row in (*cpu, *talk, *gpu, *qwen):
